@@ -190,7 +190,8 @@ class Served:
 def _import_and_seed(config: Config) -> None:
     """Import what the script imports first, and set the seeds of its random numbers.
 
-    TensorFlow gets its limit of a GPU's memory before its first operation.
+    TensorFlow gets its limit of a GPU's memory before its first operation. Keras draws its seeds from
+    Python's random numbers; `keras.utils.set_random_seed` would import TensorFlow on every backend.
     """
     if config.worker.gpu_memory == "growth":  # for a script that imports TensorFlow later
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -203,8 +204,6 @@ def _import_and_seed(config: Config) -> None:
         found["tensorflow"].random.set_seed(seed)
     if "torch" in found:
         found["torch"].manual_seed(seed)
-    if "keras" in found:
-        found["keras"].utils.set_random_seed(seed)
 
 
 def work(

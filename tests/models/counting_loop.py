@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The counting model as an own training loop: weight i is raised by one each time record i is applied.
 
-EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), tf-keras (weights and optimizer of
-Keras 2), numpy (an array, and one behind functions), torch or jax. The last two train a small network beside
+EDL_COUNTING_STATE is the library of its state: tf (a tf.Variable), numpy (an array, and one behind
+functions), torch, jax, or keras on KERAS_BACKEND=jax or torch. The last three train a small network beside
 the counts, whose weights must be those of the same loop alone.
 """
 
 import os
+import random
 import sys
 import zipfile
 from pathlib import Path
@@ -39,30 +40,15 @@ def applied(mean: Any) -> np.ndarray:
 def with_tensorflow() -> tuple[Any, ...]:
     import tensorflow as tf
 
-    if LIBRARY == "tf":
-        count = tf.Variable(tf.zeros([RECORDS]), name="count")
-        job = edl.join(state=[count], **how)
-    else:
-        import tf_keras
-
-        model = tf_keras.Sequential(
-            [tf_keras.layers.Dense(RECORDS, use_bias=False, kernel_initializer="zeros")]
-        )
-        model.build([None, 1])
-        (count,) = model.weights
-        optimizer = tf_keras.optimizers.SGD(1.0)
-        optimizer.build([count])
-        job = edl.join(state=[*model.weights, *optimizer.variables], **how)
+    count = tf.Variable(tf.zeros([RECORDS]), name="count")
+    job = edl.join(state=[count], **how)
     for step in job.steps():
         orders.obey()
         mean = step.mean([tf.constant(gradient(step.records[0])), None], loss=1.0)
         if mean is None:
             continue
         assert mean[1] is None
-        if LIBRARY == "tf":
-            count.assign_add(applied(mean[0]))
-        else:
-            optimizer.apply_gradients([(-applied(mean[0])[None], count)])
+        count.assign_add(applied(mean[0]))
     return job, count, []
 
 
@@ -143,7 +129,50 @@ def with_jax() -> tuple[Any, ...]:
     return job, state.count, jax.tree.leaves(state.params)
 
 
-RUN = {"numpy": with_numpy, "torch": with_torch, "jax": with_jax}
+def with_keras() -> tuple[Any, ...]:
+    import keras
+    from keras import ops
+
+    random.seed(0)  # from which Keras draws its seeds
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    network = keras.Sequential([keras.Input([1]), *layers])
+    count = keras.Variable(np.zeros(RECORDS, np.float32), name="count")
+    adam = keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 1000), clipnorm=0.5)
+    adam.build(network.trainable_variables)
+    job = edl.join(state=[count, network, adam], **how)
+
+    def loss_of(trained: Any, x: Any, real: Any) -> Any:
+        predicted, _ = network.stateless_call(trained, [], x)
+        return (((predicted - ops.sin(6 * x)) ** 2)[:, 0] * real).sum() / real.sum()
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        compiled = jax.jit(jax.grad(loss_of))
+
+        def gradients(x: Any, real: Any) -> Any:
+            return compiled([v.value for v in network.trainable_variables], x, real)
+    else:
+
+        def gradients(x: Any, real: Any) -> Any:
+            network.zero_grad()
+            trained = [v.value for v in network.trainable_variables]
+            loss_of(trained, *map(ops.convert_to_tensor, (x, real))).backward()
+            return [w.grad for w in trained]
+
+    for step in job.steps():
+        orders.obey()
+        mine, real = step.records[0], np.ones(job.batch_size, np.float32)
+        real[len(mine) :] = 0.0
+        x = (np.resize(mine, job.batch_size)[:, None] / RECORDS).astype(np.float32)
+        if (mean := step.mean([gradient(mine), gradients(x, real)])) is None:
+            continue
+        count.assign_add(applied(mean[0]))
+        adam.apply(mean[1], network.trainable_variables)
+    return job, ops.convert_to_numpy(count), [ops.convert_to_numpy(v) for v in network.trainable_variables]
+
+
+RUN = {"numpy": with_numpy, "torch": with_torch, "jax": with_jax, "keras": with_keras}
 job, count, network = RUN.get(LIBRARY, with_tensorflow)()
 
 
@@ -160,5 +189,6 @@ def save(directory: Path) -> None:
 
 job.save(save)
 if LIBRARY in RUN:
-    others = {"tensorflow", "keras", "torch", "jax"} - {LIBRARY}
+    # Keras imports what it finds of the others.
+    others = {"tensorflow"} if LIBRARY == "keras" else {"tensorflow", "keras", "torch", "jax"} - {LIBRARY}
     assert not others & set(sys.modules), "no library that is not used"

@@ -7,20 +7,26 @@ is emptied for each generation. No client polls: a GET is held until the value i
 Gone when the generation is dead.
 
 Other users of the machine can connect to loopback, too. So every path begins with a secret that only this
-process knows; any other request is answered with 403 Forbidden before its body is read.
+process knows; any other request is answered with 403 Forbidden, and its body is not read.
 
-Lives on the asyncio loop of the worker's stream; not thread-safe.
+Horovod makes one request in a connection. So asyncio's streams are enough; aiohttp would take 10 MiB of each
+worker. Lives on the asyncio loop of the worker's stream; not thread-safe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import re
 import secrets
+from asyncio import StreamReader, StreamWriter
 from collections import defaultdict
 from collections.abc import Callable
+from http import HTTPStatus
 
-from aiohttp import web
+Answer = tuple[HTTPStatus, bytes]
+CALLED_OFF: Answer = (HTTPStatus.GONE, b"")
 
 
 def parts(value: bytes, rank: int, size: int) -> list[bytes]:
@@ -53,22 +59,17 @@ class KeyValueStore:
         self._dead = True
         self._values: dict[str, tuple[bytes, int]] = {}  # and the number of repetitions in the answer
         self._waiting: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
-        self._runner: web.ServerRunner | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
         """Listen on loopback; returns the port."""
-        # No access log: a ring of a hundred would write hundreds of lines into each worker's log.
-        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), keepalive_timeout=1.0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
-        await site.start()
-        port: int = self._runner.addresses[0][1]
-        return port
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=1024)
+        return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         self.call_off()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._server is not None:
+            self._server.close()
 
     def open(self, generation: int) -> None:
         """Empty the store, and accept values of `generation` only."""
@@ -95,29 +96,43 @@ class KeyValueStore:
             if not future.done():
                 future.set_result(None)
 
-    async def _handle(self, request: web.BaseRequest) -> web.Response:
-        prefix, _, key = request.path[1:].partition("/")
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Answer the request of a connection, and close it."""
+        # The caller has left, or what it has sent is no request.
+        with contextlib.suppress(OSError, EOFError, ValueError, asyncio.LimitOverrunError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            method, path, _ = head.split(maxsplit=2)
+            status, body = await self._answer(method, path, head, reader)
+            writer.write(
+                f"HTTP/1.1 {status:d} {status.phrase}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+            )
+            await writer.drain()
+        writer.close()
+
+    async def _answer(self, method: str, path: str, head: str, reader: StreamReader) -> Answer:
+        prefix, _, key = path[1:].partition("/")
         # Horovod appends the port to the address that it is given (trainer/ring/horovod.py).
         if not hmac.compare_digest(prefix.partition(":")[0].encode(), self.secret.encode()):
-            return web.Response(status=403)
+            return HTTPStatus.FORBIDDEN, b""
         key = f"/{key}"
-        if request.method == "PUT":
-            value = await request.read()
+        if method == "PUT":
+            size = re.search(r"^content-length: *(\d+)", head, re.IGNORECASE | re.MULTILINE)
+            value = await reader.readexactly(int(size[1]) if size else 0)
             if self._dead:
-                return web.Response(status=410)
+                return CALLED_OFF
             self._set(key, value)
             self._relay(self._generation, key, value)
-            return web.Response()
-        if request.method == "GET":
+        elif method == "GET":
             return await self._get(key)
-        return web.Response()  # DELETE by a rank that leaves: the next generation empties the store anyway
+        # DELETE, by a rank that leaves: the next generation empties the store anyway.
+        return HTTPStatus.OK, b""
 
-    async def _get(self, key: str) -> web.Response:
+    async def _get(self, key: str) -> Answer:
         while not self._dead:
             if key in self._values:
                 value, times = self._values[key]
-                return web.Response(body=value * times)
+                return HTTPStatus.OK, value * times
             future = asyncio.get_running_loop().create_future()
             self._waiting[key].append(future)
             await future
-        return web.Response(status=410)
+        return CALLED_OFF

@@ -30,9 +30,9 @@ def import_all() -> None:
     names = os.environ.get(script_imports.VARIABLE)
     if names is None:
         import_keras()  # first: Horovod imports Keras too
-        modules = ["aiohttp.web", "grpc.aio", "horovod.tensorflow", "edl.trainer.start.build", IMPORTED]
+        modules = ["grpc.aio", "horovod.tensorflow", "edl.trainer.start.build", IMPORTED]
     else:
-        modules = ["aiohttp.web", "grpc.aio", "edl.trainer.script"]
+        modules = ["grpc.aio", "edl.trainer.script"]
     for module in modules:
         importlib.import_module(module)
     if names not in (None, NOTHING):

@@ -148,8 +148,10 @@ async def test_the_store_of_a_worker_answers_only_its_own_process() -> None:
                     session.get(path),
                     session.delete(path),
                 ):
-                    async with call as answer:
-                        assert answer.status == 403, path
+                    # The connection may be gone before the client has sent all: no body is read.
+                    with contextlib.suppress(aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                        async with call as answer:
+                            assert answer.status == 403, path
             assert not relayed and not store._values
             async with session.put(f"/{store.secret}:{port}/global/0", data=b"here") as answer:
                 assert answer.status == 200

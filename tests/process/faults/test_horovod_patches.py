@@ -21,9 +21,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
 
-from edl.trainer.session.kvstore import KeyValueStore
+from edl.trainer.session.kvstore import Answer, KeyValueStore
 
 ROOT = Path(__file__).parents[3]
 ROOM = 128  # MiB
@@ -138,7 +137,7 @@ def questions(store: KeyValueStore) -> list[str]:
     asked: list[str] = []
     handle = store._get
 
-    async def counting(key: str) -> web.Response:
+    async def counting(key: str) -> Answer:
         asked.append(key)
         return await handle(key)
 

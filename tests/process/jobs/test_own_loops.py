@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of examples/own_loops: each trains as its README says although a worker is killed, and learns."""
+"""The loops of examples/own_loops: each trains as its README says although a worker is killed, and learns.
+
+TensorFlow is installed here, and none of them needs it.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,8 @@ async def test_an_own_loop_learns_although_a_worker_is_killed(
     sets = [f"model.script={EXAMPLES / f'{name}.py'}", "training.batchSize=64", "minWorkers=2"]
     async with a_job(*sets, workers=2, epochs=20, own_fork_server=True) as job:
         members = await job.ring_of(2)
+        loaded = "".join(Path(f"/proc/{job.pid(member)}/maps").read_text() for member in members)
+        assert "host_buffers" in loaded and "libtensorflow" not in loaded
         job.kill(members[-1])
         summary = await job.end()
         log = "".join(path.read_text(errors="replace") for path in (job.output / "logs").glob("worker-*"))

@@ -192,6 +192,7 @@ def test_keras_learns_on_other_backends_and_tensorflow_is_not_imported(backend: 
 
 def test_the_file_of_the_page_learns(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "custom-loops.md").read_text()
-    script.run(text.split("```python\n")[3].partition("```")[0], [])
+    page = text.split("```python\n")[3].partition("```")[0]
+    script.run(f"{page}\nassert loss_and_gradients._cache_size() == 1, 'compiled once'\n", [])
     params = np.load(tmp_path / "params.npz")
     assert np.abs(params["w"] - 1).max() < 0.3

@@ -20,6 +20,7 @@ torch: Any = pytest.importorskip("torch")
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
+TRIAL = 4  # steps before the first one of the job; in the first of them there are no means
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +112,63 @@ def test_the_weights_are_those_of_the_same_loop_without_edl(kind: str) -> None:
     assert schedule.state_dict() == schedule_alone.state_dict()
 
 
+def usual(name: str, model: Any, graphs: Any) -> tuple[Callable[..., None], list[Any]]:
+    """The body of a loop as people write it: the same text with edl, and without."""
+    first, last = (torch.optim.Adam(part.parameters(), 0.01) for part in (model[0], model[-1]))
+    seen = edl.State(losses=0.0)
+    compiled = torch.compile(model, backend=graphs, dynamic=True) if name == "compiled" else model
+
+    def body(step: Any, mean: Callable[[Any], Any]) -> None:
+        x, y = step.records
+        first.zero_grad()
+        last.zero_grad()
+        torch.manual_seed(step.seed)
+        if name == "accumulation":
+            for of_x, of_y in zip(x.split(2), y.split(2), strict=True):
+                (loss_of(model, (of_x, of_y)) * len(of_x) / len(x)).backward()
+        elif name == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                predicted = model(x)
+            ((predicted.float() - y) ** 2).mean().backward()
+        else:
+            loss_of(compiled, step.records).backward()
+        if mean({"first": model[0], "rest": [model[1:]]}) is None:
+            return
+        first.step()
+        last.step()
+        if step.ends_epoch:
+            model.eval()
+            with torch.no_grad():
+                seen.losses += float(loss_of(model, (torch.from_numpy(X), torch.from_numpy(Y))))
+            model.train()
+
+    return body, [model, first, last, seen]
+
+
+@pytest.mark.parametrize("name", ["accumulation", "autocast", "dropout", "compiled"])
+def test_what_people_write_in_loops_trains_as_without_edl(name: str) -> None:
+    """Two optimizers, a part at a time, halves, random masks, compiled graphs; evaluated after each epoch."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    more, graphs = [torch.nn.Dropout(0.5)] if name == "dropout" else [], CompileCounter()
+    ours, alone = network(*more), network(*more)
+    alone.load_state_dict(ours.state_dict())
+    body, state = usual(name, ours, graphs)
+    steps = []
+    for step in joined(state).steps():
+        body(step, step.mean)
+        steps.append(step)
+    assert {len(step.records[0]) for step in steps[TRIAL:]} == {4, 2}
+    assert graphs.frame_count == (name == "compiled"), "compiled once, for parts of all sizes"
+    body, (*_, seen) = usual(name, alone, graphs)
+    for step in steps[TRIAL:]:
+        body(step, lambda modules: modules)
+    for key, value in ours.state_dict().items():
+        torch.testing.assert_close(value, alone.state_dict()[key], rtol=1e-5, atol=1e-6)
+    assert state[-1].losses == pytest.approx(seen.losses)
+
+
 def test_a_new_worker_receives_slots_that_its_own_optimizer_has_not_made() -> None:
     one, two = network(), network()
     first, second = (torch.optim.Adam(model.parameters(), 0.01) for model in (one, two))
@@ -174,22 +232,6 @@ def test_averages_of_batch_norm_are_averaged_with_the_gradients_and_undone_with_
         optimizer.step()
     assert int(model[1].num_batches_tracked) == 6
     assert not torch.equal(model[1].running_mean, alone[1].running_mean)
-
-
-def test_two_modules_are_given_their_own_gradients() -> None:
-    one, two = network(), network()
-    optimizers = [torch.optim.SGD(model.parameters(), 0.01) for model in (one, two)]
-    for step in joined([one, two, *optimizers]).steps():
-        (loss_of(one, step.records) + 2 * loss_of(two, step.records)).backward()
-        expected = [p.grad.clone() for model in (one, two) for p in model.parameters()]
-        if step.mean({"one": one, "two": [two]}) is None:
-            continue
-        for p, grad in zip([*one.parameters(), *two.parameters()], expected, strict=True):
-            if step.number:
-                torch.testing.assert_close(p.grad, grad)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
 
 
 class Words(torch.utils.data.Dataset):

@@ -16,7 +16,7 @@ FORKS = """
 import sys
 from edl.trainer.start.preimport import import_all
 import_all()
-print(sorted({"harmless", "threaded", "local", "tensorflow"} & set(sys.modules)))
+print(sorted({"harmless", "threaded", "local", "tensorflow", "aiohttp"} & set(sys.modules)))
 """
 HARMLESS = "import os\nBACKEND = os.environ.get('KERAS_BACKEND')\nassert BACKEND == 'jax'\n"
 THREADED = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
