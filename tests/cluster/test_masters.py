@@ -226,7 +226,7 @@ def obeyed(job: Release) -> Told:
 def test_masters_workers_and_the_api_server_are_cut_off_from_each_other(
     job: Release, nodes: Nodes, tmp_path: Path
 ) -> None:
-    """A few rounds: tests/process/faults/test_partitions.py has more of them, and the simulator thousands."""
+    """A few rounds: the simulator has thousands."""
     chance, told = random.Random(SEED), obeyed(job)
     parties = ("acting", "standby", "API server", "worker", "other worker")
     rounds: list[list[tuple[str, str]]] = [[] for _ in range(ROUNDS)]

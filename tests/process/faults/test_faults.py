@@ -23,7 +23,7 @@ A_Job = Callable[..., Any]
 
 
 async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job) -> None:
-    """The root, and then the last rank."""
+    """The root, and then the last rank; at last the root again, in the last steps."""
     async with a_job(workers=3) as job:
         members = await job.ring_of(3)
         for rank, newest in ((0, 3), (2, 4)):
@@ -33,9 +33,12 @@ async def test_a_killed_rank_is_replaced_and_nothing_is_lost(a_job: A_Job) -> No
             assert survivors == [m for m in members if m != members[rank]]
             members = await job.ring_of(3)
             assert members == [*survivors, newest]
+        job.go()
+        await job.until(lambda: job.applied() > job.epochs * job.records - 300)
+        job.kill(members[0])  # in the last steps
         summary = await job.exact()
     losses = [c for c in summary["generations"] if not c["planned"]]
-    assert len(losses) == 2
+    assert len(losses) in (2, 3)
     assert all(change["stall_seconds"] < 3 for change in losses)
     assert summary["failures"] == []
 
@@ -157,14 +160,14 @@ async def test_an_error_on_every_worker_fails_the_job_with_the_traceback(a_job: 
 
 async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> None:
     # Long enough for the worker that does not hang, on a busy machine too.
-    async with a_job("elastic.startupTimeoutSeconds=20", workers=2, model="hanging.py") as job:
+    async with a_job("elastic.startupTimeoutSeconds=15", workers=2, model="hanging.py") as job:
         await job.ring_of(1)
         await job.until(lambda: job.noticed(Reason.WorkerFailed))
         await job.ring_of(2)
         summary = await job.exact()
     (failure,) = summary["failures"]
     assert failure["why"].endswith(
-        "hanging.py: model() has not returned for 19 s (elastic.startupTimeoutSeconds)"
+        "hanging.py: model() has not returned for 14 s (elastic.startupTimeoutSeconds)"
     )
     assert "threading.Event().wait()" in failure["traceback"]
 
@@ -212,30 +215,17 @@ async def test_scale_up_and_down(a_job: A_Job) -> None:
             job.master.scale(size)
             await job.ring_of(size)
             await job.stepping()
-        summary = await job.exact()
-    assert all(change["planned"] and change["redone_records"] == 0 for change in summary["generations"])
-    # No member waits for the start of a new worker, which takes seconds.
-    assert all(change["stall_seconds"] < 2 for change in summary["generations"][1:])
-    assert summary["state_losses"] == 0
-
-
-async def test_join_leave_and_join_within_a_second(a_job: A_Job) -> None:
-    async with a_job(workers=2) as job:
-        await job.ring_of(2)
-        for size in (3, 2, 4, 2, 3):
+        slow = job.job.ring.generation
+        for size in (2, 4, 2, 3):
             job.master.scale(size)
-            await asyncio.sleep(0.2)  # the point of this test is the haste
+            await asyncio.sleep(0.2)  # the point is the haste: workers join, leave and join within a second
         await job.ring_of(3)
-        await job.exact()
-
-
-async def test_killed_in_the_last_steps(a_job: A_Job) -> None:
-    async with a_job(workers=3) as job:
-        members = await job.ring_of(3)
-        job.go()
-        await job.until(lambda: job.applied() > job.epochs * job.records - 300)
-        job.kill(members[0])
-        await job.exact()
+        summary = await job.exact()
+    changes = [change for change in summary["generations"] if change["generation"] <= slow]
+    assert all(change["planned"] and change["redone_records"] == 0 for change in changes)
+    # No member waits for the start of a new worker, which takes seconds.
+    assert all(change["stall_seconds"] < 2 for change in changes[1:])
+    assert summary["state_losses"] == 0
 
 
 @pytest.mark.parametrize("records", [0, 17])

@@ -165,7 +165,7 @@ def test_a_worker_dies_or_is_given_up_and_comes_back_while_there_is_no_master(jo
 
 def test_masters_die_at_any_moment_one_after_the_other_and_no_step_waits_for_them(job: External) -> None:
     seed = int(os.environ.get("EDL_SEED", time.time_ns() % 2**32))
-    kills = int(os.environ.get("EDL_MASTER_KILLS", "12"))
+    kills = int(os.environ.get("EDL_MASTER_KILLS", "6"))
     chance = random.Random(seed)
     print(f"EDL_SEED={seed} EDL_MASTER_KILLS={kills}")
     master, workers = started(job)

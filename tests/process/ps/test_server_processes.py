@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -184,3 +186,24 @@ async def test_one_that_cannot_be_started_does_not_keep_its_place_when_it_is_ask
         await until(events, ev.ServersReady)
     finally:
         await servers.close(ended=True)
+
+
+def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+    def run(*args: Any) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "edl.ps", *map(str, args)], capture_output=True, text=True
+        )
+        return done.returncode, done.stderr
+
+    (tmp_path / "token").write_text("token")
+    (tmp_path / "file").write_text("")
+    known = ["--run-id", "run", "--token-file", tmp_path / "token"]
+    for args, text in (
+        ([], "--log-dir is required"),
+        ([*known, "--log-dir", tmp_path / "log", "--index", 2, "--servers", 2], "--index 2: expected 0 to 1"),
+        ([*known, "--log-dir", tmp_path / "file"], "file"),
+        (["--run-id", "run", "--log-dir", tmp_path / "log"], "token is missing"),
+        ([*known, "--log-dir", tmp_path / "log", "--listen", "192.0.2.1:1"], "cannot listen on 192.0.2.1:1"),
+    ):
+        code, said = run(*args)
+        assert code == 2 and text in said, said

@@ -53,9 +53,8 @@ class Refusal:
 class KubernetesApi(KubernetesCluster):
     """The server, and the cluster behind it."""
 
-    def __init__(self, second: float = 1.0, seed: int = 0, host: str = "127.0.0.1"):
+    def __init__(self, second: float = 1.0, seed: int = 0):
         super().__init__(second, seed)
-        self.host = host
         self.requests: list[Request] = []
         self.names: list[str] = []  # of all pods that were ever made
         self.files: dict[str, bytes] = {}  # in the pods, by path
@@ -69,7 +68,6 @@ class KubernetesApi(KubernetesCluster):
         self.broken_after = 0  # a watch breaks after so many events
         self.swallowed = 0  # so many creates succeed, and the answer is lost
         self.deaf = False  # no request gets an answer
-        self.cut_off: set[str] = set()  # hosts whose requests do not arrive, and that hear of nothing
         self.quota: int | None = None  # so many pods that have not ended
         self._watching: set[asyncio.Task[Any]] = set()
         self._runner: web.AppRunner | None = None
@@ -92,7 +90,7 @@ class KubernetesApi(KubernetesCluster):
         app.router.add_route("*", path, self._handle)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
@@ -114,7 +112,7 @@ class KubernetesApi(KubernetesCluster):
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def count(self, since: int = 0) -> Counter[tuple[str, str]]:
         """The requests from that place of `requests` on, by verb and resource."""
@@ -145,8 +143,6 @@ class KubernetesApi(KubernetesCluster):
             verb = "watch"
         request = Request(time.monotonic(), verb, resource, name)
         self.requests.append(request)
-        if http.remote in self.cut_off:
-            await self._lose(http)
         if self.deaf or (verb == "watch" and self.half_open):
             await asyncio.sleep(3600)
         for refusal in self.refusals:
@@ -275,8 +271,6 @@ class KubernetesApi(KubernetesCluster):
                 at = version
                 if kind != resource or not _selected(thing, http):
                     continue
-                if http.remote in self.cut_off:
-                    await self._lose(http)
                 for _ in range(2 if self.twice else 1):
                     await self._send(response, change, thing)
                 sent += 1
@@ -294,15 +288,6 @@ class KubernetesApi(KubernetesCluster):
                     if not self.history or self.history[-1][0] <= at:
                         await self._news.wait()
         return response
-
-    async def _lose(self, http: web.Request) -> None:
-        """Callers are cut off: nothing arrives, until the network is whole and has forgotten the
-        connection."""
-        while http.remote in self.cut_off:
-            await asyncio.sleep(0.02)
-        assert http.transport is not None
-        http.transport.abort()
-        await asyncio.sleep(3600)  # its end cancels this
 
     async def _exec(self, http: web.Request, name: str, request: Request) -> web.StreamResponse:
         """`cat` or `sha256sum` of one of the pods' files, over a WebSocket as a kubelet's: each message

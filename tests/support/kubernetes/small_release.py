@@ -73,10 +73,6 @@ class Release:
         self.server.put("pods", {"metadata": {"name": name, "labels": labels}, "status": status})
 
     @property
-    def kubeconfig(self) -> Path:
-        return self._kubeconfig
-
-    @property
     def holder(self) -> str:
         """The pod of the master that acts."""
         spec = self.server.objects["leases"]["edl-master"].get("spec") or {}

@@ -3,11 +3,10 @@
 
 Workers are honest (what they say about their step is true) but may die, fall silent, repeat
 themselves, report old rings, come with other data, and receive orders late. People scale the job, suspend
-it and change its epochs. The same happenings are driven twice:
+it and change its epochs.
 
-- as programs of bytes; each pair is one happening: its kind, and its worker. Not as rules,
-  because 5,000 programs must fit into seconds; they shrink as well;
-- as rules, fewer and longer, so that hypothesis picks what is possible and a failure reads as a story.
+A program is bytes; each pair is one happening: its kind, and its worker. Not rules of hypothesis, because
+5,000 programs must fit into seconds; they shrink as well.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import example, given, note, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from edl import config
 from edl.config import values
@@ -27,10 +25,10 @@ from edl.contract.layout import Layout
 from edl.contract.steps import Steps
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
-from edl.master.core import facts, view
+from edl.master.core import facts
 from edl.master.core.job import Job
 from edl.master.core.workers import AWAY
-from tests.support.jobs.invariants import Watchdog, replayed
+from tests.support.jobs.invariants import Watchdog
 
 BASE = values.defaults()
 NO_RING = Generation(0)
@@ -327,49 +325,3 @@ def test_no_order_of_events_breaks_a_promise(
         WHEEL[what % len(WHEEL)](machine, pick)
         if machine.job.ended:
             break
-
-
-class JobRules(RuleBasedStateMachine):
-    """The happenings as rules."""
-
-    @initialize(
-        workers=st.integers(1, 4),
-        size=st.sampled_from((1, 20)),
-        batch=st.sampled_from((1, 8)),
-        failures=st.sampled_from((0, 100)),
-        ready=st.booleans(),
-    )
-    def begins(self, workers: int, size: int, batch: int, failures: int, ready: bool) -> None:
-        self.machine = Machine(workers, 1, size, 2, batch, failures)
-        for worker in list(self.machine.replicas) if ready else []:
-            self.machine.ready(worker)
-
-    def teardown(self) -> None:
-        if hasattr(self, "machine"):
-            again = replayed(self.machine.watchdog)
-            assert view.summary(again) == view.summary(self.machine.job)
-            note(self.machine.job.reason)
-
-
-def _as_rule(happening: Callable[[Machine, int], None]) -> object:
-    name = happening.__name__
-
-    def body(self: JobRules, pick: int) -> None:
-        happening(self.machine, pick)
-
-    body.__name__ = name
-    made = rule(pick=st.integers(0, 255))(body)
-    if name in ("collective", "part_of_a_collective"):
-        made = precondition(lambda self: self.machine.stepping)(made)
-    elif name == "synchronise":
-        made = precondition(lambda self: self.machine.whole)(made)
-    elif name == "out":
-        made = precondition(lambda self: self.machine.broken or self.machine.leaving)(made)
-    return made
-
-
-for _, _happening in HAPPENINGS:
-    setattr(JobRules, _happening.__name__, _as_rule(_happening))
-
-TestJobRules = JobRules.TestCase
-TestJobRules.settings = settings(max_examples=200, stateful_step_count=25, deadline=None, print_blob=True)

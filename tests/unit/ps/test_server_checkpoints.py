@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.buckets import server_of
 from edl.ps.errors import Misplaced, Unavailable, Unreadable
-from edl.ps.server import ParameterServer
+from tests.support.ps.async_server import Start
 from tests.support.ps.requests import RUN, SGD, UNIFORM, commit, pull, stage, start_generation, tables
 from tests.support.ps.server_states import (
     begin,
@@ -28,19 +26,7 @@ from tests.support.ps.server_states import (
 )
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[..., ParameterServer]:
-    def make(directory: str = "log", index: int = 0, servers: int = 1, **more: Any) -> ParameterServer:
-        return ParameterServer(
-            index, servers, RUN, tmp_path / directory, str(tmp_path / "checkpoints"), **more
-        )
-
-    return make
-
-
-def test_a_whole_checkpoint_replaces_the_log_before_it(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_whole_checkpoint_replaces_the_log_before_it(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
     server.mode.push(
@@ -61,7 +47,7 @@ def test_a_whole_checkpoint_replaces_the_log_before_it(
 
 
 def test_after_that_the_step_before_it_cannot_be_undone_here_nor_after_a_kill(
-    start: Callable[..., ParameterServer], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     server = begin(start())
     train(server, 0, 3)
@@ -74,9 +60,7 @@ def test_after_that_the_step_before_it_cannot_be_undone_here_nor_after_a_kill(
         )
 
 
-def test_a_checkpoint_of_an_undone_step_is_no_base(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_an_undone_step_is_no_base(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
     checkpoint(server, 1, 3)
@@ -88,9 +72,7 @@ def test_a_checkpoint_of_an_undone_step_is_no_base(
     assert content(start("killed")) == content(server)
 
 
-def test_all_go_back_to_a_checkpoint_and_make_the_same_of_it(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_all_go_back_to_a_checkpoint_and_make_the_same_of_it(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
     checkpoint(server, 1, 3)
@@ -109,9 +91,7 @@ def test_all_go_back_to_a_checkpoint_and_make_the_same_of_it(
     assert content(start("killed")) == content(server)
 
 
-def test_going_back_to_the_beginning_is_beginning_anew(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_going_back_to_the_beginning_is_beginning_anew(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 3)
     server.mode.start_generation(start_generation(2, 7))
@@ -123,7 +103,7 @@ def test_going_back_to_the_beginning_is_beginning_anew(
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_another_number_of_servers_takes_over_every_row_once(
-    start: Callable[..., ParameterServer], tmp_path: Path, count: int
+    start: Start, tmp_path: Path, count: int
 ) -> None:
     whole = begin(start("whole"))
     train(whole, 0, 3)
@@ -159,7 +139,7 @@ def test_another_number_of_servers_takes_over_every_row_once(
 
 @pytest.mark.parametrize("everything", [False, True])
 def test_a_job_begins_with_the_rows_of_another_and_keeps_them(
-    start: Callable[..., ParameterServer], tmp_path: Path, everything: bool
+    start: Start, tmp_path: Path, everything: bool
 ) -> None:
     other = begin(start("other"))
     train(other, 0, 3)
@@ -200,7 +180,7 @@ def test_a_job_begins_with_the_rows_of_another_and_keeps_them(
 
 
 def test_rows_that_are_brought_one_by_one_are_there_once_and_outlive_the_process(
-    start: Callable[..., ParameterServer], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     server = begin(start())
     ids, rows = np.array([5, -7]), np.arange(8, dtype=np.float32)
@@ -218,9 +198,7 @@ def test_rows_that_are_brought_one_by_one_are_there_once_and_outlive_the_process
         server.mode.begin(request)
 
 
-def test_a_start_that_does_not_fit_is_refused_by_the_tables_name(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_start_that_does_not_fit_is_refused_by_the_tables_name(start: Start, tmp_path: Path) -> None:
     other = begin(start("other"))
     checkpoint(other, 1, 0)
     server = start()
@@ -234,7 +212,7 @@ def test_a_start_that_does_not_fit_is_refused_by_the_tables_name(
 
 
 def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty_and_is_named(
-    start: Callable[..., ParameterServer], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     server = begin(start())
     train(server, 0, 3)
@@ -251,7 +229,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_server_empty_and_is_named(
     assert start("killed").position().empty
 
 
-def test_rows_that_are_not_finite_are_not_kept(start: Callable[..., ParameterServer]) -> None:
+def test_rows_that_are_not_finite_are_not_kept(start: Start) -> None:
     server = begin(start())
     request = stage(1, 0)
     request.gradients[0].values = np.full(len(request.gradients[0].values) // 4, np.nan, np.float32).tobytes()

@@ -3,32 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from edl.contract.proto import ps_pb2 as pb
 from edl.ps.errors import Invalid, Misplaced, OutOfMemory
-from edl.ps.server import ParameterServer
+from tests.support.ps.async_server import Start
 from tests.support.ps.requests import RUN, stage, tables
 from tests.support.ps.server_states import begin, content, train
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[..., ParameterServer]:
-    def make(directory: str = "log", index: int = 0, servers: int = 1, **more: Any) -> ParameterServer:
-        return ParameterServer(
-            index, servers, RUN, tmp_path / directory, str(tmp_path / "checkpoints"), **more
-        )
-
-    return make
-
-
 def test_other_tables_than_the_declared_ones_are_refused_by_what_differs(
-    start: Callable[..., ParameterServer],
+    start: Start,
 ) -> None:
     server = begin(start())
     other = tables()
@@ -43,7 +29,7 @@ def test_other_tables_than_the_declared_ones_are_refused_by_what_differs(
         start("fresh").declare(tables(tables().tables[0], tables().tables[0]))
 
 
-def test_gradients_that_do_not_fit_their_table_are_refused(start: Callable[..., ParameterServer]) -> None:
+def test_gradients_that_do_not_fit_their_table_are_refused(start: Start) -> None:
     server = begin(start())
     for change in (
         lambda g: setattr(g, "values", g.values[4:]),
@@ -67,7 +53,7 @@ def test_gradients_that_do_not_fit_their_table_are_refused(start: Callable[..., 
 
 
 def test_more_rows_than_the_memory_holds_are_refused_before_anything_is_changed(
-    start: Callable[..., ParameterServer],
+    start: Start,
 ) -> None:
     server = begin(start(memory_limit=2 << 20))
     ids = np.arange(20_000)

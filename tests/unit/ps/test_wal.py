@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,14 @@ from edl.ps.errors import Misplaced, Unavailable
 from edl.ps.server import ParameterServer
 from edl.ps.storage import wal as logs
 from edl.ps.storage.records import FETCH, FETCHED
+from tests.support.ps.async_server import Start
 from tests.support.ps.requests import RUN, commit, pull, stage, start_generation, tables
 from tests.support.ps.server_states import begin, content, copied, train, write_part
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Callable[..., ParameterServer]:
-    def make(directory: str = "log", index: int = 0, servers: int = 1, **more: Any) -> ParameterServer:
-        return ParameterServer(
-            index, servers, RUN, tmp_path / directory, str(tmp_path / "checkpoints"), **more
-        )
-
-    return make
-
 
 # --- coming back
 
 
-def test_a_server_that_is_killed_comes_back_where_it_was(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_server_that_is_killed_comes_back_where_it_was(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     for step in range(6):
         for rank in (0, 1):
@@ -49,9 +36,7 @@ def test_a_server_that_is_killed_comes_back_where_it_was(
     assert not server.position().empty
 
 
-def test_a_log_with_an_impossible_transition_is_ignored(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_log_with_an_impossible_transition_is_ignored(start: Start, tmp_path: Path) -> None:
     server, said = begin(start()), list[str]()
     server._storage.append(FETCH, pb.FetchRequest(run_id=RUN, generation=1).SerializeToString())
     server._storage.append(FETCHED)
@@ -61,7 +46,7 @@ def test_a_log_with_an_impossible_transition_is_ignored(
     assert "has no transition for 'complete'" in said[0]
 
 
-def test_an_undone_step_stays_undone(start: Callable[..., ParameterServer], tmp_path: Path) -> None:
+def test_an_undone_step_stays_undone(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 4)
     before = content(server)
@@ -77,9 +62,7 @@ def test_an_undone_step_stays_undone(start: Callable[..., ParameterServer], tmp_
     assert content(server)[2:] == content(straight)[2:]
 
 
-def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(start: Start, tmp_path: Path) -> None:
     train(begin(start()), 0, 3)
     shutil.rmtree(tmp_path / "log")
     server = start()
@@ -92,9 +75,7 @@ def test_a_server_whose_log_is_gone_is_empty_and_takes_nothing(
         server.pull(pull(2, 3, last=commit(2)))
 
 
-def test_a_log_of_another_run_server_or_format_does_not_count(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_log_of_another_run_server_or_format_does_not_count(start: Start, tmp_path: Path) -> None:
     train(begin(start()), 0, 3)
     said: list[str] = []
     for other in (
@@ -110,7 +91,7 @@ def test_a_log_of_another_run_server_or_format_does_not_count(
 
 
 def test_after_a_reboot_a_log_counts_only_if_it_was_closed(
-    start: Callable[..., ParameterServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = begin(start())
     train(server, 0, 3)
@@ -128,9 +109,7 @@ def test_after_a_reboot_a_log_counts_only_if_it_was_closed(
 # --- damage
 
 
-def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 1)
     before, size = content(server), segment(tmp_path / "log").stat().st_size
@@ -147,7 +126,7 @@ def test_a_torn_tail_is_cut_off_at_every_byte_and_the_log_goes_on(
 
 
 def test_a_changed_byte_anywhere_makes_the_server_empty_or_is_the_torn_end(
-    start: Callable[..., ParameterServer], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     server = begin(start())
     server.mode.push(stage(1, 0).SerializeToString())
@@ -162,9 +141,7 @@ def test_a_changed_byte_anywhere_makes_the_server_empty_or_is_the_torn_end(
         assert "is ignored" in said[0]
 
 
-def test_a_missing_segment_or_base_makes_the_server_empty(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_a_missing_segment_or_base_makes_the_server_empty(start: Start, tmp_path: Path) -> None:
     server = begin(start())
     train(server, 0, 2)
     write_part(server, 1, 2, "a")
@@ -186,7 +163,7 @@ def segment(directory: Path) -> Path:
 
 
 def test_a_full_disk_refuses_with_words_and_changes_nothing(
-    start: Callable[..., ParameterServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = begin(start())
     train(server, 0, 2)
@@ -214,9 +191,7 @@ def test_a_full_disk_refuses_with_words_and_changes_nothing(
     assert content(start("log")) == content(server)
 
 
-def test_without_checkpoints_the_log_is_replaced_by_a_snapshot(
-    start: Callable[..., ParameterServer], tmp_path: Path
-) -> None:
+def test_without_checkpoints_the_log_is_replaced_by_a_snapshot(start: Start, tmp_path: Path) -> None:
     server = begin(start(snapshot_bytes=1))
     train(server, 0, 3)
     while server.snapshot() is None:
