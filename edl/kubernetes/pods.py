@@ -33,6 +33,7 @@ DELETION_COST: Final = (
     "controller.kubernetes.io/pod-deletion-cost"  # an annotation: the lowest cost is deleted first
 )
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # a label
+EVICTED: Final = frozenset({"DisruptionTarget", "TerminationTarget"})  # conditions; the second is Kueue's
 ADMISSION: Final = "kueue.x-k8s.io/admission"  # the scheduling gate of a pod that Kueue has not admitted
 
 SHOWN = 300  # greatest length of a shown message of Kubernetes
@@ -185,9 +186,9 @@ def delay(pod: Pod) -> str:
 
 
 def disruption(pod: Pod) -> str:
-    """Why Kubernetes evicts the pod: reason and message of its condition DisruptionTarget."""
+    """Why Kubernetes or Kueue evicts the pod: reason and message of its condition."""
     for condition in pod.get("status", {}).get("conditions") or []:
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+        if condition.get("type") in EVICTED and condition.get("status") == "True":
             return f"{condition.get('reason', 'disrupted')}: {short(condition)}"
     return ""
 

@@ -52,7 +52,8 @@ TOKEN = "the master does not know its token: the Secret has changed"
 
 
 def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
-    return [{"type": "DisruptionTarget", "status": status, "reason": reason, "message": "to make room"}]
+    kind = "TerminationTarget" if reason.startswith("Workload") else "DisruptionTarget"
+    return [{"type": kind, "status": status, "reason": reason, "message": "to make room"}]
 
 
 def gone(pod: dict[str, Any], by_us: bool = False, **more: Any) -> ev.Gone:
@@ -67,6 +68,7 @@ def gone(pod: dict[str, Any], by_us: bool = False, **more: Any) -> ev.Gone:
         "EvictionByEvictionAPI",
         "DeletionByPodGC",
         "TerminationByKubelet",
+        "WorkloadEvictedDueToPreempted",  # of Kueue 0.17
     ],
 )
 def test_a_disruption_is_free_whatever_else_is_known(reason: str) -> None:
