@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""100 workers, half of them killed per minute: the real master, pods of kwok, workers that only talk.
+"""100 workers, half of them killed per minute, and 30 at once: the real master, kwok pods, talking clients.
 
 EDL_SCALE_WORKERS says how many there are (300 is what the scale was measured with), EDL_SCALE_MINUTES for how
 many minutes they are killed (0.5 by default). `pytest -s` shows what it cost.
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from edl.kubernetes import pods
 from tests.cluster.cluster import Cluster, Namespace
 from tests.cluster.crowd import PODS, Cost, fleet
 
@@ -52,3 +54,32 @@ async def test_a_hundred_workers_half_of_them_killed_each_minute(
         assert len(crowd.uids) == WORKERS + crowd.killed, "for each that was killed, one was made"
         assert all(len(uids) == 1 for uids in crowd.uids.values()), "no name is used twice"
         assert process.pages.value("edl_workers", state="member") == WORKERS
+
+
+async def test_thirty_pods_deleted_in_one_call_are_replaced_for_two_hundred_requests(
+    cluster: Cluster, fake_nodes: Callable[[int], str], namespace: Namespace, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(fake_nodes, 1)
+    async with fleet(cluster, namespace, tmp_path, 32) as (crowd, process):
+
+        async def whole(made: int) -> None:
+            await crowd.until(
+                lambda: crowd.talking == 32 == len(crowd.running()) and len(crowd.uids) == made, 60
+            )
+            async with asyncio.timeout(60):
+                while process.pages.value("edl_workers", state="member") != 32:
+                    await asyncio.sleep(0.1)
+
+        crowd.start(await process.address())
+        await whole(32)
+        began, changes = Cost(process), process.pages.value("edl_ring_reshapes_total")
+        chosen = urllib.parse.quote(f"{pods.WORKER_ID} notin (0,1)")
+        everyone = f"/api/v1/namespaces/{namespace.name}/pods?labelSelector={chosen}"
+        await asyncio.to_thread(namespace.kubectl, "delete", "--raw", everyone)
+        await whole(62)
+        changes = process.pages.value("edl_ring_reshapes_total") - changes
+        print(f"\na full ring: {Cost(process).since(began)}, {changes:.0f} changes of the ring")
+        await asyncio.sleep(5)  # labels are written when they are stable
+        cost = Cost(process).since(began)
+        print(f"with its labels: {cost}")
+        assert cost.requests <= 200
