@@ -176,7 +176,7 @@ class Ledger:
             callbacks_done=self.callbacks_done,
             stop=self.epochs.stop,
             stopped_by=self.epochs.stopped_by,
-            bad=[pb.BadCount(epoch=epoch, records=count) for epoch, count in self.bad.items()],
+            bad=self.bad,
             made_in=self.made_in,
         )
 

@@ -236,7 +236,7 @@ class LeasedSteps(StepSource):
         loop.look()
         if self._moves_at == NOWHERE:
             of = loop.servers.assignment
-            self._joined.servers, self._joined.out[:], self._joined.servers_stay = of.servers, of.out, why
+            self._joined.servers, self._joined.out[:], self._joined.stay = of.servers, of.out, why
             self._session.say(here.generation, joined_ring=self._joined)
 
     def _agree(self, here: RingSlot, contribution: np.ndarray) -> control.Agreed:

@@ -131,4 +131,4 @@ class RowServers(LoopPart):
     def joined(self, here: RingSlot, message: pb.JoinedRing) -> None:
         """Add to the message which servers have the rows."""
         of = self._servers.assignment
-        message.servers, message.out[:], message.servers_stay = of.servers, of.out, self._reshard_failure
+        message.servers, message.out[:], message.stay = of.servers, of.out, self._reshard_failure

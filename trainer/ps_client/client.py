@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edl.checkpoints import CheckpointFile
+from edl.contract.converted import written
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.shares import IDS, VALUES
 from edl.trainer.embedding.interfaces import Commit
@@ -39,7 +40,6 @@ from edl.trainer.ps_client.calls import Request, ServerAway, Writing
 from edl.trainer.ps_client.interfaces import Pulled, StepGradients, TrainedOn, Values, Whole
 from edl.trainer.ps_client.messages import (
     add_values,
-    commit_to_proto,
     furthest_of,
     ids_asked,
     part_of,
@@ -66,7 +66,7 @@ class PsClient(RootCalls):
     def begin_pull(
         self, step: int, ids: Sequence[np.ndarray], last: Commit | None = None
     ) -> Begun[list[np.ndarray]]:
-        commit = self._commit(step) if last is None else commit_to_proto(last)
+        commit = self._commit(step) if last is None else written(pb.Commit, last)
         fields = {"generation": self.generation, "step": step, "last": commit}
         return self._begin_pull(ids, lambda rows, _: rows, fields, known=True)
 
@@ -259,7 +259,7 @@ class PsClient(RootCalls):
         return {
             "generation": self.generation,
             "step": last.step + 1,
-            "last": commit_to_proto(last),
+            "last": written(pb.Commit, last),
             "assignment": self.assignment.to_proto(),
         }
 

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from edl.checkpoints import CheckpointFile
+from edl.contract.converted import written
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import Range, RangeSet
 from edl.contract.rows.placement import ShardAssignment
 from edl.contract.rows.shares import IDS, PAGE_BYTES, VALUES, Shares, encoded, put
 from edl.errors import EdlError
-from edl.trainer.embedding.interfaces import Commit, Start, Table
+from edl.trainer.embedding.interfaces import Table
 from edl.trainer.ps_client.interfaces import Values
 
 
@@ -34,41 +35,8 @@ def tables_to_proto(
     return pb.Tables(
         run_id=run_id,
         seed=seed,
-        tables=[
-            pb.Table(
-                name=t.name,
-                dim=t.dim,
-                initializer=t.initializer,
-                optimizer=t.optimizer,
-                own_learning_rate=t.own_learning_rate,
-                min_count=t.min_count,
-                ttl_steps=t.ttl_steps,
-            )
-            for t in tables
-        ],
+        tables=[written(pb.Table, table) for table in tables],
         asynchronous=asynchronous,
-    )
-
-
-def commit_to_proto(commit: Commit) -> pb.Commit:
-    """Write a step's outcome into a message."""
-    return pb.Commit(
-        step=commit.step,
-        skipped=commit.skipped,
-        scale=commit.scale,
-        learning_rate=commit.learning_rate,
-        iteration=commit.iteration,
-    )
-
-
-def start_to_proto(start: Start) -> pb.Start:
-    """The checkpoint that the servers read by themselves."""
-    return pb.Start(
-        directory=start.directory,
-        step=start.step,
-        attempt=start.attempt,
-        everything=start.everything,
-        tables=start.tables,
     )
 
 

@@ -28,13 +28,14 @@ from typing import Any
 
 import numpy as np
 
+from edl.contract.converted import written
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.ranges import RangeSet
 from edl.contract.rows.placement import ShardAssignment
 from edl.trainer.embedding.interfaces import Start
 from edl.trainer.ps_client.calls import ServerAway, ServerRefused
 from edl.trainer.ps_client.interfaces import Values, Whole
-from edl.trainer.ps_client.messages import add_values, ranges_of, rows_per_page, start_to_proto
+from edl.trainer.ps_client.messages import add_values, ranges_of, rows_per_page
 from edl.trainer.ps_client.pending import forget
 from edl.trainer.ps_client.recovery import RecoveryPlan, plan_recovery, why_behind
 from edl.trainer.ps_client.server_group import ServerGroup
@@ -172,7 +173,7 @@ class RootCalls(ServerGroup):
             assignment=self.assignment.to_proto(),
         )
         if self._asynchronous is None and not step and self._start.tables:
-            request.start.CopyFrom(start_to_proto(self._start))
+            request.start.CopyFrom(written(pb.Start, self._start))
         positions = self._ask("Restore", dict.fromkeys(self._members if lost is None else lost, request))
         if self._asynchronous is not None:
             self.look()
@@ -210,7 +211,7 @@ class RootCalls(ServerGroup):
                 assignment=self.assignment.to_proto(),
                 since=self.generation,
                 more=number + 1 < len(pages),
-                start=start_to_proto(start) if attempt and not number else None,
+                start=written(pb.Start, start) if attempt and not number else None,
             )
             for index, progress in self._ask("Begin", requests).items():
                 self._incarnations[index] = progress.incarnation

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from edl.contract.converted import written
 from edl.contract.heartbeats import ServerWait
 from edl.contract.proto import ps_pb2 as pb
 from edl.contract.rows.placement import ShardAssignment
@@ -21,7 +22,7 @@ from edl.trainer.embedding.interfaces import Commit, Table
 from edl.trainer.ps_client.calls import Link, Pending, ReleasedServer, Request, ServerAway
 from edl.trainer.ps_client.interrupt import Interrupt
 from edl.trainer.ps_client.link import ServerLink
-from edl.trainer.ps_client.messages import commit_to_proto, furthest_of, shares_of, tables_to_proto
+from edl.trainer.ps_client.messages import furthest_of, shares_of, tables_to_proto
 from edl.trainer.ps_client.pending import Begun
 from edl.trainer.ps_client.recovery import ServerStates
 from edl.trainer.ring.base import RingBroken
@@ -337,7 +338,7 @@ class ServerGroup:
             return None
         if last.step != step - 1:
             raise RuntimeError(f"rows of step {step} requested with the commit of step {last.step}")
-        return commit_to_proto(last)
+        return written(pb.Commit, last)
 
     # --- calls
 

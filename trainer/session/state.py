@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import edl
+from edl.contract.converted import converted
 from edl.contract.heartbeats import Activity, ServerWait, Staleness, Usage
-from edl.contract.layout import Layout
 from edl.contract.proto import edl_pb2 as pb
 from edl.errors import EdlError, UserCodeError
 from edl.trainer.runtime import error_report
@@ -128,7 +128,7 @@ def _subject(message: pb.FromWorker) -> str:
             return message.warned.text
         case "bad_records":
             records = message.bad_records
-            return f"{records.epoch}: {[record.index for record in records.records]}"
+            return f"{records.epoch}: {sorted(records.records)}"
         case "evaluated":
             return message.evaluated.split
         case "saved":
@@ -372,31 +372,9 @@ class Session:
         match message.WhichOneof("body"):
             case "form":
                 form = message.form
-                members, shares = tuple(form.members), tuple(form.shares)
-                layout = Layout(form.layout.records, form.layout.block, form.layout.shards)
-                self.state.form(generation, members, form.untrusted_up_to)
+                self.state.form(generation, tuple(form.members), form.untrusted_up_to)
                 self.epochs = form.epochs
-                joining = tuple(form.joining)
-                self._orders.append(
-                    FormRing(
-                        generation,
-                        members,
-                        form.root,
-                        form.sync,
-                        form.epochs,
-                        shares,
-                        layout,
-                        form.step,
-                        joining,
-                        form.round,
-                        form.callbacks_done,
-                        form.servers,
-                        tuple(form.addresses),
-                        form.untrusted_up_to,
-                        form.untrusted_reason,
-                        form.released_from,
-                    )
-                )
+                self._orders.append(converted(FormRing, form, generation=generation))
             case "train" if generation == self.state.generation:
                 self.epochs = message.train.epochs
             case "leave":

@@ -259,7 +259,7 @@ class Telemetry:
 
     def left_out(self, generation: int, epoch: int, bad: Sequence[BadRecord]) -> None:
         """Report the bad records in this worker's part, which the last step has left out."""
-        records = [pb.BadRecord(index=record.index, why=record.why) for record in bad]
+        records = {record.index: record.why for record in bad}
         self._session.say(generation, bad_records=pb.BadRecords(epoch=epoch, records=records))
 
     def epoch_ends(

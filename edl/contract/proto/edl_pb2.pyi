@@ -225,22 +225,22 @@ class KeyValue(_message.Message):
     def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class JoinedRing(_message.Message):
-    __slots__ = ("step", "round", "callbacks_done", "rolled_back", "servers", "out", "servers_stay")
+    __slots__ = ("step", "round", "callbacks_done", "rolled_back", "servers", "out", "stay")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     CALLBACKS_DONE_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     OUT_FIELD_NUMBER: _ClassVar[int]
-    SERVERS_STAY_FIELD_NUMBER: _ClassVar[int]
+    STAY_FIELD_NUMBER: _ClassVar[int]
     step: int
     round: int
     callbacks_done: int
     rolled_back: str
     servers: int
     out: _containers.RepeatedScalarFieldContainer[int]
-    servers_stay: str
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., rolled_back: _Optional[str] = ..., servers: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ..., servers_stay: _Optional[str] = ...) -> None: ...
+    stay: str
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., rolled_back: _Optional[str] = ..., servers: _Optional[int] = ..., out: _Optional[_Iterable[int]] = ..., stay: _Optional[str] = ...) -> None: ...
 
 class Stepped(_message.Message):
     __slots__ = ("step", "stall_seconds", "redone_records", "wasted_seconds")
@@ -355,6 +355,13 @@ class EpochEnded(_message.Message):
 
 class LeftRing(_message.Message):
     __slots__ = ("step", "has_state", "skipped", "broken", "digest", "bad", "round", "callbacks_done", "stop", "stopped_by", "made_in", "reads")
+    class BadEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     HAS_STATE_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
@@ -372,22 +379,14 @@ class LeftRing(_message.Message):
     skipped: _containers.RepeatedCompositeFieldContainer[Range]
     broken: str
     digest: str
-    bad: _containers.RepeatedCompositeFieldContainer[BadCount]
+    bad: _containers.ScalarMap[int, int]
     round: int
     callbacks_done: int
     stop: int
     stopped_by: str
     made_in: int
     reads: bool
-    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Iterable[_Union[BadCount, _Mapping]]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ..., made_in: _Optional[int] = ..., reads: _Optional[bool] = ...) -> None: ...
-
-class BadCount(_message.Message):
-    __slots__ = ("epoch", "records")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    RECORDS_FIELD_NUMBER: _ClassVar[int]
-    epoch: int
-    records: int
-    def __init__(self, epoch: _Optional[int] = ..., records: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., has_state: _Optional[bool] = ..., skipped: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., broken: _Optional[str] = ..., digest: _Optional[str] = ..., bad: _Optional[_Mapping[int, int]] = ..., round: _Optional[int] = ..., callbacks_done: _Optional[int] = ..., stop: _Optional[int] = ..., stopped_by: _Optional[str] = ..., made_in: _Optional[int] = ..., reads: _Optional[bool] = ...) -> None: ...
 
 class Evaluated(_message.Message):
     __slots__ = ("step", "split", "records", "metrics")
@@ -416,19 +415,18 @@ class History(_message.Message):
 
 class BadRecords(_message.Message):
     __slots__ = ("epoch", "records")
+    class RecordsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    records: _containers.RepeatedCompositeFieldContainer[BadRecord]
-    def __init__(self, epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[BadRecord, _Mapping]]] = ...) -> None: ...
-
-class BadRecord(_message.Message):
-    __slots__ = ("index", "why")
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
-    index: int
-    why: str
-    def __init__(self, index: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    records: _containers.ScalarMap[int, str]
+    def __init__(self, epoch: _Optional[int] = ..., records: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("why",)

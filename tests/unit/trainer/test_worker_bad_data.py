@@ -85,15 +85,15 @@ def test_bad_records_are_left_out_of_their_steps_and_all_know_how_many() -> None
     ring_of(*pair)
     for w in pair:
         out = w.says("left_ring", 1)
-        assert (out.step, {b.epoch: b.records for b in out.bad}) == (STEPS, {0: 5, 1: 5})
+        assert (out.step, dict(out.bad)) == (STEPS, {0: 5, 1: 5})
         assert np.flatnonzero(w.learner.weights == 0).tolist() == [*bad, *(SIZE + b for b in bad)]
         assert w.learner.updates == STEPS - 2, "a step without records changes nothing"
     said = [
-        (m.bad_records.epoch, r.index)
+        (m.bad_records.epoch, index)
         for w in pair
         for m in w.said
         if m.HasField("bad_records")
-        for r in m.bad_records.records
+        for index in m.bad_records.records
     ]
     assert sorted(said) == [(epoch, b) for epoch in range(2) for b in bad]
     for w in pair:
@@ -124,5 +124,5 @@ def test_a_newcomer_takes_over_how_many_records_were_left_out() -> None:
     ring_of(old, new, generation=2)
     for w in (old, new):
         out = w.says("left_ring", 2)
-        assert (out.step, {b.epoch: b.records for b in out.bad}) == (STEPS, {0: 1, 1: 1})
+        assert (out.step, dict(out.bad)) == (STEPS, {0: 1, 1: 1})
         w.stop()
