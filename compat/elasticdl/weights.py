@@ -23,9 +23,9 @@ from edl.compat.elasticdl.checkpoint_files import ServerFile
 from edl.contract.proto import elasticdl_pb2 as pb
 from edl.errors import CheckpointError, ModelError
 from edl.trainer.checkpoint.comparison import refuse_rows, refuse_variables
-from edl.trainer.checkpoint.interfaces import StateOwner
 from edl.trainer.checkpoint.source import rows_variable
 from edl.trainer.embedding.interfaces import Table
+from edl.trainer.model.state_owner import StateOwner
 from edl.trainer.model.variable_spec import VariableSpec
 
 _NUMBER = re.compile(r"_([0-9]{1,9})$")

@@ -53,9 +53,9 @@ from edl.contract.steps import Steps
 from edl.errors import CheckpointRemoved
 from edl.trainer.agreement.epochs import MEMORY
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.checkpoint.interfaces import StateOwner
 from edl.trainer.checkpoint.reading import BOUNDARY, TASK, CheckpointReader
 from edl.trainer.model.digests import digest, drained
+from edl.trainer.model.state_owner import StateOwner
 from edl.trainer.model.variable_spec import VariableSpec
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.ps_client.interfaces import PartNotWritten

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interfaces of a learner that checkpoints use, and of weights that a different system has saved."""
+"""The interface of weights that a different system has saved."""
 
 from __future__ import annotations
 
@@ -9,31 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.trainer.embedding.interfaces import Table
-from edl.trainer.model.variable_spec import VariableSpec
-
-
-class StateOwner(Protocol):
-    """The part of a learner that checkpoints use."""
-
-    def variable_specs(self) -> list[VariableSpec]:
-        """Describe the variables of `parts`."""
-        ...
-
-    def parts(self) -> list[np.ndarray]:
-        """Snapshot the state, uint8 [bytes] for each variable. Later updates do not change the snapshot."""
-        ...
-
-    def prepared(self, parts: list[np.ndarray]) -> Any:
-        """Convert `parts` for `take_over`, on any thread. Changes nothing."""
-        ...
-
-    def take_over(self, values: Any) -> None:
-        """Replace the state by what `prepared` has returned."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return a digest of the model's definition, which must be that of the checkpoint's model."""
-        ...
+from edl.trainer.model.state_owner import StateOwner
 
 
 class ForeignWeights(Protocol):

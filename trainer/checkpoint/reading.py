@@ -20,7 +20,7 @@ from edl.contract.ranges import RangeSet
 from edl.errors import DataError, ModelError
 from edl.trainer.agreement.epochs import MEMORY, Epochs, without_memory
 from edl.trainer.agreement.ledger import Ledger
-from edl.trainer.checkpoint.interfaces import StateOwner
+from edl.trainer.model.state_owner import StateOwner
 from edl.trainer.ps_client.client import PsClient
 from edl.trainer.runtime.log import log
 from edl.trainer.runtime.retry import tried_again

@@ -39,11 +39,12 @@ from edl.trainer.checkpoint.comparison import (
     refuse_rows,
     refuse_variables,
 )
-from edl.trainer.checkpoint.interfaces import ForeignWeights, StateOwner
+from edl.trainer.checkpoint.interfaces import ForeignWeights
 from edl.trainer.checkpoint.source import foreign, local_file, place_of, rows_variable
 from edl.trainer.embedding.interfaces import Start, Table
 from edl.trainer.embedding.saved_rows import counted, dims, dims_in_file, tables
 from edl.trainer.model import snapshot
+from edl.trainer.model.state_owner import StateOwner
 from edl.trainer.runtime.error_report import format_error
 from edl.trainer.runtime.log import log
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from edl.trainer.agreement import control
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.embedding.interfaces import Commit, Table
-from edl.trainer.model.variable_spec import VariableSpec
+from edl.trainer.model.state_owner import StateOwner
 from edl.trainer.records.batches import Batch, Following, nothing_follows
 
 
@@ -24,7 +24,7 @@ class SampleLoss:
     tolerance: float  # the relative difference that rounding can explain
 
 
-class Learner(Protocol):
+class Learner(StateOwner, Protocol):
     """A model, as two halves of a step: an all-reduce, and the update with its result."""
 
     def allreduce_step(
@@ -81,34 +81,8 @@ class Learner(Protocol):
         """The size of the state."""
         ...
 
-    def parts(self) -> list[np.ndarray]:
-        """Snapshot everything that `apply` changes, uint8 [bytes] for each variable.
-
-        Later updates do not change the snapshot.
-        """
-        ...
-
-    def prepared(self, parts: list[np.ndarray]) -> Any:
-        """Convert a different worker's `parts` for `take_over`, on any thread. Changes nothing.
-
-        Each part is removed from the list as soon as it is converted, to save memory.
-        """
-        ...
-
-    def take_over(self, values: Any) -> None:
-        """Replace the state by what `prepared` has returned."""
-        ...
-
     def change(self, values: Mapping[int, np.ndarray]) -> None:
         """Set some of the variables of `parts`, by index."""
-        ...
-
-    def variable_specs(self) -> list[VariableSpec]:
-        """The variables of `parts`."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A digest of the model's definition: equal on two workers that can share a ring."""
         ...
 
     def digest(self) -> str:
