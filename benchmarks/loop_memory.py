@@ -76,8 +76,7 @@ for i in range({steps} * ALONE):
         print("trained", time.monotonic(), flush=True)
 if ALONE:
     print("ready", 0, flush=True)
-    sys.stdin.readline()
-    sys.exit()
+    sys.exit(bool(sys.stdin.readline()))
 for step in edl.join(data=(x, y), state=state).steps():
     time.sleep(0.01)
     if (mean := step.mean(gradients(*step.records))) is not None:
