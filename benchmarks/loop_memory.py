@@ -76,7 +76,7 @@ for i in range({steps} * ALONE):
         print("trained", time.monotonic(), flush=True)
 if ALONE:
     print("ready", 0, flush=True)
-    sys.exit(sys.stdin.readline())
+    sys.exit(bool(sys.stdin.readline()))
 for step in edl.join(data=(x, y), state=state).steps():
     time.sleep(0.01)
     if (mean := step.mean(gradients(*step.records))) is not None:
@@ -97,11 +97,12 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as directory:
             script = Path(directory) / "train.py"
             script.write_text(SCRIPT.format(library=name, model=LIBRARIES[name], steps=STEPS))
-            found = {"alone": alone(script), **{how: job(script, how) for how in ("fork", "spawn")}}
-        for how, row in found.items():
-            rows.append({"library": name, "start": how, **row})
-            ratios = (f"{key} {value:.2f} ({value / found['alone'][key]:.2f})" for key, value in row.items())
-            print(f"{name} {how}: {', '.join(ratios)}", flush=True)
+            base = alone(script)
+            for how in ("alone", "fork", "spawn"):
+                row = base if how == "alone" else job(script, how)
+                rows.append({"library": name, "start": how, **row})
+                ratios = (f"{key} {value:.2f} ({value / base[key]:.2f})" for key, value in row.items())
+                print(f"{name} {how}: {', '.join(ratios)}", flush=True)
     recorder.write({"rows": rows})
     return 0
 
