@@ -133,7 +133,7 @@ def test_a_library_that_sees_a_gpu_is_refused_by_name(monkeypatch: pytest.Monkey
     seen = {"a_library": lambda library: library == "a GPU"}
     monkeypatch.setattr(loop_blocks, "SEES_GPU", seen)
     loop_blocks.settle_libraries()
-    monkeypatch.setitem(sys.modules, "a_library", "a GPU")  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "a_library", "a GPU")
     with pytest.raises(ModelError, match="a_library sees a GPU"):
         Member(of_turn)
 
