@@ -66,7 +66,7 @@ class OverlappedStep:
 
     def __init__(self, ours: Contribution, sample: Batch, divided: bool = False, wire: str = "float32"):
         self._ours, self._divided, self._wire = ours, divided, wire
-        ours.in_pieces = divided and not ours.model.run_eagerly
+        ours.in_pieces = divided and not (ours.model.run_eagerly or ours.served)
         self._model, self._total, self._served = ours.model, ours.total, ours.served
         self._sample = ours.types.tensors(sample)
         self._at: tf.Tensor | None = None  # where the optimizer was in the step that was summed last
