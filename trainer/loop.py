@@ -39,7 +39,7 @@ from edl.trainer.records.records import Records
 from edl.trainer.ring.base import Ring
 from edl.trainer.runtime.error_report import caller
 from edl.trainer.runtime.watchdog import Watch
-from edl.trainer.step.loop_blocks import BlockLoopLearner
+from edl.trainer.step.loop_blocks import BlockLoopLearner, settle_libraries
 from edl.trainer.step.loop_learner import STOP, Gradients, LoopLearner
 from edl.trainer.step.loop_trial import LoopTrial
 from edl.trainer.step.turns import LoopLeft, Turn, Turns
@@ -106,7 +106,8 @@ class Job:
             lenient=config.data.max_bad_records > 0,
         )
         buffer = config.data.buffer_mebibytes * MEBIBYTE
-        deterministic = config.training.deterministic
+        if deterministic := config.training.deterministic:
+            settle_libraries(config.local.threads)
         self._records.choose_layout(buffer * 0.75, config.workers, deterministic)
         size, blocks = config.training.batch_size, BLOCKS * deterministic
         self._batches = Batches(self._records, size, buffer * 0.25, wait=host.wait, blocks=blocks)

@@ -37,7 +37,7 @@ from edl.trainer.parts.restore import Restore
 from edl.trainer.records.batches import Batches, Wait
 from edl.trainer.ring import gloo
 from edl.trainer.ring.base import Ring, RingSlot
-from edl.trainer.runtime.gpu_memory import set_gpu_memory
+from edl.trainer.runtime.gpu_memory import set_gpu_memory, set_threads
 from edl.trainer.runtime.keras_import import import_leading
 from edl.trainer.runtime.watchdog import Watch
 from edl.trainer.session.client import MasterStream
@@ -201,6 +201,8 @@ def _import_and_seed(config: Config) -> None:
     np.random.seed(seed)
     if "tensorflow" in found:
         set_gpu_memory(config.worker.gpu_memory)
+        if config.training.deterministic:
+            set_threads(config.local.threads, deterministic=True)
         found["tensorflow"].random.set_seed(seed)
     if "torch" in found:
         found["torch"].manual_seed(seed)

@@ -35,10 +35,6 @@ SEES_GPU: dict[str, Callable[[Any], bool]] = {
 class BlockLoopLearner(LoopLearner):
     """A loop that is trained with the same bits in rings of any sizes."""
 
-    def __init__(self, *arguments: Any):
-        settle_libraries()
-        super().__init__(*arguments)
-
     def fingerprint(self) -> str:
         return f"{super().fingerprint()} {' '.join(vector_instructions())}"
 
@@ -77,8 +73,11 @@ def _cut(batch: Batch | None, begin: int, end: int) -> Batch | None:
     return Batch(batch.indices[begin:end], map_leaves(lambda a: a[begin:end], batch.x), None, None)
 
 
-def settle_libraries() -> None:
+def settle_libraries(threads: int) -> None:
     """Let each library that the script has imported give the same bits again, or raise an error.
+
+    Args:
+        threads: of PyTorch, whatever the environment says.
 
     Raises:
         ModelError: one of them computes on a GPU.
@@ -88,5 +87,6 @@ def settle_libraries() -> None:
             raise ModelError(f"training.deterministic must be false for this loop: {name} sees a GPU")
     if "torch" in sys.modules:
         sys.modules["torch"].use_deterministic_algorithms(True)
+        sys.modules["torch"].set_num_threads(threads)
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].config.experimental.enable_op_determinism()

@@ -66,7 +66,7 @@ class OverlappedStep:
 
     def __init__(self, ours: Contribution, sample: Batch, divided: bool = False, wire: str = "float32"):
         self._ours, self._divided, self._wire = ours, divided, wire
-        ours.in_pieces = divided and not ours.model.run_eagerly
+        ours.in_pieces = divided and not (ours.model.run_eagerly or ours.served)
         self._model, self._total, self._served = ours.model, ours.total, ours.served
         self._sample = ours.types.tensors(sample)
         self._at: tf.Tensor | None = None  # where the optimizer was in the step that was summed last
@@ -229,6 +229,10 @@ class OverlappedStep:
         agreed, bad = control.read(numbers[: control.LENGTH]), bool(numbers[control.LENGTH])
         return control.StepResult(agreed, bad, waited, self._nbytes_of(reduced), reduced)
 
+    def apply(self, sums: control.StepResult) -> None:
+        """Change the model: one update of the optimizer, with the exact mean of the gradients."""
+        self._update(tf.constant(sums.agreed.records, tf.float32), *sums.given)
+
     def _totals_of(
         self, pieces: Sequence[list[Any]], contribution: np.ndarray, draw: np.ndarray
     ) -> list[tf.Tensor]:
@@ -239,10 +243,6 @@ class OverlappedStep:
         ]
         ours = tf.add_n([tf.zeros([self._ours.parts_size]), *parts])
         return self._totals(ours, tf.constant(self._total.next_call(), tf.int64))
-
-    def apply(self, sums: control.StepResult) -> None:
-        """Change the model: one update of the optimizer, with the exact mean of the gradients."""
-        self._update(tf.constant(sums.agreed.records, tf.float32), *sums.given)
 
     @contextlib.contextmanager
     def ring_errors(self) -> Iterator[None]:

@@ -235,6 +235,7 @@ class Kubernetes:
             place.address,
             self._installed.owner(),
             config.own_loop,
+            config.local.threads,
         )
         return render(self._template(w), identity, w.id, w.high)
 

@@ -32,6 +32,7 @@ class Identity:
         address: host:port of the master, as workers reach it.
         owner: reference to the release's object: with it, Kubernetes deletes the pods.
         script: the path or the text of the job's script with its own training loop, if it has one.
+        threads: of each library in such a script; 0 leaves the number to the libraries.
     """
 
     names: Names
@@ -40,6 +41,7 @@ class Identity:
     address: str
     owner: Mapping[str, str]
     script: str = ""
+    threads: int = 0
 
 
 def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool) -> pods.Pod:
@@ -80,7 +82,7 @@ def render(template: pods.Pod, identity: Identity, worker: WorkerId, high: bool)
         "EDL_MASTER": identity.address,
         "EDL_RESULTS_PER_RUN": "true",  # other runs may use the output volume, before or after this run
         **worker_environment(before),
-        **(script_environment(before, identity.script) if identity.script else {}),
+        **(script_environment(before, identity.script, identity.threads) if identity.script else {}),
     }
     kept = [e for e in given if e.get("name") not in env]
     own["env"] = [*kept, *({"name": key, "value": value} for key, value in env.items())]

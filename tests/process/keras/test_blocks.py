@@ -131,7 +131,7 @@ def test_what_depends_on_the_ring_is_refused_by_name(why: str) -> None:
 def test_a_step_of_its_own_rows_on_servers_and_gpus_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Own(keras.Model):  # type: ignore[misc]
+    class Own(keras.Model):
         def train_step(self, data: Any) -> Any:
             raise NotImplementedError
 

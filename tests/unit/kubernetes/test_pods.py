@@ -220,8 +220,10 @@ def test_a_template_needs_a_container_named_worker() -> None:
     pod = render(template, IDENTITY, W, high=False)
     assert {"name": "EDL_WORKER_ID", "value": "3"} in pod["spec"]["containers"][1]["env"]
     assert pods.of(pod) == ("r", 3)
-    loop = render(template, replace(IDENTITY, script="import numpy\n"), W, high=False)
-    assert {"name": "EDL_SCRIPT_IMPORTS", "value": "numpy"} in loop["spec"]["containers"][1]["env"]
+    loop = render(template, replace(IDENTITY, script="import numpy\n", threads=1), W, high=False)
+    env = loop["spec"]["containers"][1]["env"]
+    assert {"name": "EDL_SCRIPT_IMPORTS", "value": "numpy"} in env
+    assert {"name": "OMP_NUM_THREADS", "value": "1"} in env, "training.deterministic"
     assert "metadata" not in template, "the template is left as it is"
     with pytest.raises(ConfigError, match="no container named worker"):
         render({"spec": {"containers": [{"name": "beside"}]}}, IDENTITY, W, high=False)

@@ -132,10 +132,9 @@ def test_a_block_that_cannot_be_summed_exactly_makes_its_step_not_finite(bad: fl
 def test_a_library_that_sees_a_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {"a_library": lambda library: library == "a GPU"}
     monkeypatch.setattr(loop_blocks, "SEES_GPU", seen)
-    loop_blocks.settle_libraries()
-    monkeypatch.setitem(sys.modules, "a_library", "a GPU")  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "a_library", "a GPU")
     with pytest.raises(ModelError, match="a_library sees a GPU"):
-        Member(of_turn)
+        loop_blocks.settle_libraries(1)
 
 
 def test_a_reader_that_reads_records_together_is_refused() -> None:
