@@ -151,10 +151,9 @@ class Contribution:
         else:
             # Each rank checks its own part, and the sum reports it to all: they agree in any order of
             # additions.
-            seen = [finite_as(g) for g in large]
+            seen, large = self._seen(large)
             parts = [small, *written, *of_rows]
             checked = told + tf.add_n([*map(tf.reduce_sum, parts), *seen])
-            large = [after(n, g) if factors(g) else g for n, g in zip(seen, large, strict=True)]
         bad = masked(1.0 - tf.cast(tf.math.is_finite(checked), tf.float32))
         said = contribution[control.LEAVE : control.LOSS]
         ours = masked(tf.concat([small, *added, *written], 0))
@@ -181,7 +180,7 @@ class Contribution:
         large = [tf.fill(layout.trained[i].shape, zeros[nth]) for nth, i in enumerate(layout.large)]
         said, zero = contribution[control.LEAVE : control.LOSS], zeros[-1]
         with tf.control_dependencies(before):  # no operation here uses the totals, and they must be computed
-            summed = self._summands(large, tf.fill([size], zero), zero, said, zero, zero)
+            summed = self._summands(large, tf.fill([size], zero), zero, said, zero, zero, empty=True)
         return [*summed, *counts]
 
     # --- totals
@@ -220,6 +219,11 @@ class Contribution:
 
     # --- what travels
 
+    def _seen(self, large: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return numbers that are finite if all large gradients are, and the gradients for further use."""
+        seen = [finite_as(g) for g in large]
+        return seen, [after(n, g) if factors(g) else g for n, g in zip(seen, large, strict=True)]
+
     @property
     def variables(self) -> list[tf.Variable]:
         """Variables that the graphs capture, and that are not the model's."""
@@ -233,8 +237,13 @@ class Contribution:
         said: tf.Tensor,
         told: tf.Tensor,
         bad: tf.Tensor,
+        empty: bool = False,
     ) -> list[tf.Tensor]:
-        """Return the summands of the ring's sums: of the large gradients, and of all the rest."""
+        """Return the summands of the ring's sums: of the large gradients, and of all the rest.
+
+        Args:
+            empty: whether all values are zeros, of a rank without records.
+        """
         return [*large, tf.concat([ours, [records], said, [told, bad]], 0)]
 
     def read(self, rest: tf.Tensor) -> list[tf.Tensor]:

@@ -209,8 +209,7 @@ class OverlappedStep:
         staged: list[Staged] = []
         for piece in (*first, last) if self._apart else first:
             inputs, ids = given(*piece)
-            made = self._carry(*inputs, *carried)
-            carried, others = made[: len(self.layout.large) + 1], made[len(self.layout.large) + 1 :]
+            carried, others = self._carry_on(inputs, carried)
             if self._served is not None:
                 *others, self._at = others
                 tables = len(self._ours.lookups.tables)
@@ -228,6 +227,13 @@ class OverlappedStep:
         waited = max(0.0, time.time() - float(ready_at))
         agreed, bad = control.read(numbers[: control.LENGTH]), bool(numbers[control.LENGTH])
         return control.StepResult(agreed, bad, waited, self._nbytes_of(reduced), reduced)
+
+    def _carry_on(
+        self, inputs: list[tf.Tensor], carried: list[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Compute a piece of the batch; return what is carried after it, and its other results."""
+        made, count = self._carry(*inputs, *carried), len(self.layout.large) + 1
+        return made[:count], made[count:]
 
     def apply(self, sums: control.StepResult) -> None:
         """Change the model: one update of the optimizer, with the exact mean of the gradients."""
@@ -306,7 +312,11 @@ class OverlappedStep:
             if not self._apart:
                 self._last = tracer.graph("last", self._step_graph, *ours.signature, *summed)
         if self._apart:
-            self._send = flat(concrete(self._send_graph, tf.TensorSpec([], tf.int64), *summed))
+            self._send = self._sender(tf.TensorSpec([], tf.int64), *summed)
+
+    def _sender(self, *signature: tf.TensorSpec) -> Graph:
+        """Return the graph that sums what the pieces of a batch have carried."""
+        return flat(concrete(self._send_graph, *signature))
 
     def _step_graph(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Compute this rank's contribution and sum it. Arguments: see `Contribution.make`."""
