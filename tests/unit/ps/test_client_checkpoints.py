@@ -47,11 +47,11 @@ def test_parts_that_are_not_waited_for_are_given_up(
     goes_on = threading.Event()
     for server in job.there:
         server.before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
-    begun: list[Any] = []
-    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
+    parts: list[Any] = []
+    monkeypatch.setattr(Interrupt, "begins", lambda _, call: parts.append(call))
     with pytest.raises(OSError, match="disk full"), job.client.take_parts(1, "an-attempt", 1):
         raise OSError("disk full")
-    assert [call.code() for call in begun] == [grpc.StatusCode.CANCELLED] * 2
+    assert [call.code() for call in parts] == [grpc.StatusCode.CANCELLED] * 2
     goes_on.set()
 
 
@@ -63,11 +63,11 @@ def test_a_part_is_not_waited_for_when_another_part_is_not_taken(
     goes_on = threading.Event()
     job.there[1].before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
     job.kill(0)
-    begun: list[Any] = []
-    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
+    parts: list[Any] = []
+    monkeypatch.setattr(Interrupt, "begins", lambda _, call: parts.append(call))
     with pytest.raises(PartNotWritten, match="parameter server 0"):
         job.client.take_parts(1, "another", 1)
-    assert begun[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
+    assert parts[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
     goes_on.set()
 
 
