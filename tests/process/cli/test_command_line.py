@@ -22,10 +22,8 @@ import pytest
 
 from edl.checkpoints import Store
 from edl.contract import artifacts
-from edl.contract.steps import Steps
 from edl.net.master_client import Client
 from tests.support.jobs.commands import EDL, a_long_job, all_gone, edl, processes_of
-from tests.support.jobs.evidence import saved_weights
 
 
 @pytest.fixture(autouse=True)
@@ -91,23 +89,6 @@ def a_tampered_journal_is_found_out(output: Path) -> None:
     replay = edl("replay", str(output))
     assert replay.returncode == 1
     assert f"line {found[1]}: the chain is broken" in replay.stderr
-
-
-def test_the_model_of_a_running_job_is_exported_from_a_checkpoint_that_it_is_asked_for() -> None:
-    with a_long_job("checkpoint.dir=checkpoints,checkpoint.seconds=0") as (_, output):
-        done = edl("model", "export", str(output), "--output", "early.keras")
-        edl("stop", str(output))
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"early.keras: the model of step ([\d,]+) .* as keras, loaded again", done.stdout)
-    assert found is not None, done.stdout
-    step = int(found[1].replace(",", ""))
-    (counts,) = saved_weights(Path("early.keras"))
-    assert counts.sum() == Steps(20_000, 32).begins_at(step) > 0
-    refused = edl("model", "export", "job", "--output", "early.keras")
-    assert (refused.returncode, refused.stderr) == (
-        1,
-        "edl: early.keras already exists; choose another --output\n",
-    )
 
 
 def test_status_scale_and_stop_from_another_terminal() -> None:

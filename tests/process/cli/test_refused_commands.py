@@ -67,15 +67,6 @@ def test_an_output_directory_is_never_used_twice() -> None:
     assert "already holds a job" in done.stderr
 
 
-def test_two_jobs_never_run_in_one_directory() -> None:
-    with a_long_job() as (_, output):
-        values = (output / "values.json").read_text()
-        second = edl("run", "digits", "--output", str(output))
-        assert second.returncode == 1
-        assert second.stderr == "edl: job: another job runs in this directory; choose another --output\n"
-        assert (output / "values.json").read_text() == values, "it has changed nothing"
-
-
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -128,31 +119,23 @@ def test_version_and_a_status_without_a_job_say_what_to_do() -> None:
     assert empty.stderr == "edl: .: not the output directory of a job (master.json not found)\n"
 
 
-def test_calls_without_the_token_or_of_another_run_are_refused() -> None:
+def test_a_second_job_in_its_directory_and_strange_calls_do_not_disturb_a_job() -> None:
     with a_long_job() as (_, output):
+        values = (output / "values.json").read_text()
+        second = edl("run", "digits", "--output", str(output))
+        assert second.returncode == 1
+        assert second.stderr == "edl: job: another job runs in this directory; choose another --output\n"
+        assert (output / "values.json").read_text() == values, "it has changed nothing"
         contact = artifacts.read_contact(output)
         assert oct((output / artifacts.CONTACT).stat().st_mode)[-3:] == "600"
+        # Further calls: test_callers_without_token.py.
         with pytest.raises(Unauthenticated, match="token is missing or wrong"):
             Client(artifacts.Contact(contact.address, "guess", 0)).stop("no")
         with grpc.insecure_channel(contact.address) as channel:
-            stub = rpc.MasterStub(channel)
-            calls = {
-                "Work": lambda m: list(
-                    stub.Work(iter([pb.FromWorker(hello=pb.Hello(worker=9))]), metadata=m)
-                ),
-                "Watch": lambda m: list(stub.Watch(pb.WatchRequest(), metadata=m)),
-                "Scale": lambda m: stub.Scale(pb.ScaleRequest(workers=1), metadata=m),
-                "Stop": lambda m: stub.Stop(pb.StopRequest(), metadata=m),
-            }
-            for metadata in ((), (("authorization", "Bearer guess"),)):
-                for name, call in calls.items():
-                    with pytest.raises(grpc.RpcError) as refused:
-                        call(metadata)
-                    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, name
             ours = (("authorization", f"Bearer {contact.token}"),)
             foreign = pb.FromWorker(run_id="another", hello=pb.Hello(worker=0, version="0.2.0"))
             with pytest.raises(grpc.RpcError) as refused:
-                list(stub.Work(iter([foreign]), metadata=ours))
+                list(rpc.MasterStub(channel).Work(iter([foreign]), metadata=ours))
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         before = Client(contact).status()["step"]
         deadline = time.monotonic() + 20

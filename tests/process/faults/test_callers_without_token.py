@@ -99,7 +99,7 @@ STRANGER, READER = "wrong", for_reading("token")
     [
         (
             ["-c", MASTER, "{address}"],
-            [(f"/edl.Master/{call}", STRANGER) for call in ("Work", "Stop", "Watch")],
+            [(f"/edl.Master/{call}", STRANGER) for call in ("Work", "Stop", "Watch", "Scale")],
         ),
         (
             ["-m", "edl.ps", "--log-dir", "{log}", "--address-file", "{address}"],

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 from edl.checkpoints import Store
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
+from edl.contract.steps import Steps
 from edl.journal import audit
 from edl.master.core import events as ev
 from edl.master.core import view
@@ -27,12 +29,13 @@ from edl.net.master_client import Client
 from tests.process.conftest import ROOT, Running
 from tests.process.jobs.test_saved import A_Job
 from tests.support.checkpoints.checkpoints import write
-from tests.support.jobs.evidence import check_weights
+from tests.support.jobs.evidence import check_weights, saved_weights
 from tests.support.jobs.small_disk import SmallDisk
 
 pytestmark = pytest.mark.process
 EDL = [str(Path(sys.executable).with_name("edl"))]
 RECORDS = 3000
+MANY = 6000  # so that commands find a job that idles
 
 
 def newest(job: Running) -> int:
@@ -134,7 +137,7 @@ class Jobs:
         self.environment = {
             **os.environ,
             "EDL_FAULTS": str(self.orders),
-            "EDL_COUNTING_RECORDS": str(RECORDS),
+            "EDL_COUNTING_RECORDS": str(MANY),
             "XDG_STATE_HOME": str(directory / "state"),
         }
 
@@ -194,7 +197,16 @@ def several_more(output: Path) -> bool:
     return False
 
 
-@pytest.mark.timeout(360)  # seven processes, one after the other, import TensorFlow
+def the_model_of_a_running_job_is_exported(jobs: Jobs, output: Path, to: Path) -> None:
+    """It comes from a checkpoint that the job is asked for."""
+    done = jobs.command("model", "export", str(output), "--output", str(to))
+    found = re.search(r"early.keras: the model of step ([\d,]+) .* as keras, loaded again", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    (counts,) = saved_weights(to)
+    assert counts.sum() == Steps(MANY, 32).begins_at(int(found[1].replace(",", ""))) > 0
+
+
+@pytest.mark.timeout(360)  # eight processes, one after the other, import TensorFlow
 def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other_workers_and_epochs(
     tmp_path: Path,
 ) -> None:
@@ -207,6 +219,7 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         assert "a checkpoint is written to" in jobs.command("checkpoint", "create", str(first)).stdout
         read_until(job, "the checkpoint of step")
         assert json.loads(jobs.command("status", str(first), "-o", "json").stdout)["checkpoint"]["step"] > 0
+        the_model_of_a_running_job_is_exported(jobs, first, tmp_path / "early.keras")
         stopped = jobs.command("stop", str(first), "--checkpoint")
         assert stopped.returncode == 0, stopped.stderr
         read_until(job, "Stopped after")
@@ -243,19 +256,16 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         assert job.wait() == 0, said
     (forced,) = artifacts.read_summary(third)["forced"]
     assert forced.startswith(f"model.module '{model}' -> '{copy}' at step ") and f"; forced: {forced}" in said
-    assert check_weights(third / artifacts.MODEL, RECORDS, 3) == ""
+    assert check_weights(third / artifacts.MODEL, MANY, 3) == ""
     proved = audit.audit(third)
     assert "exactly once" in proved and "of the checkpoint that it went on from" in proved
 
     # By no force any more; it is complete: only saved again.
-    with jobs.run("--resume", str(third)) as (
-        job,
-        fourth,
-    ):
+    with jobs.run("--resume", str(third)) as (job, fourth):
         assert job.stdout is not None
         said = job.stdout.read()
         assert job.wait() == 0, said
-    assert check_weights(fourth / artifacts.MODEL, RECORDS, 3) == ""
+    assert check_weights(fourth / artifacts.MODEL, MANY, 3) == ""
 
     # A training of its own begins with these weights: they say how often each record is in them, in all.
     begins = f"workers=2,training.epochs=1,training.seed=9,initFrom.path={where}"
@@ -264,14 +274,14 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
         said = job.stdout.read()
         assert job.wait() == 0, said
     assert "the training begins with the weights of the checkpoint of step" in said
-    assert check_weights(fifth / artifacts.MODEL, RECORDS, 4) == ""
+    assert check_weights(fifth / artifacts.MODEL, MANY, 4) == ""
     summary = artifacts.read_summary(fifth)
-    assert summary["records"]["applied"] == RECORDS and str(where) in summary["began_with"]
+    assert summary["records"]["applied"] == MANY and str(where) in summary["began_with"]
     # From checkpoints alone, by their step; and the trained model in a different format.
     late = tmp_path / "late.keras"
     last = Store.open(str(where)).checkpoints()[-1].step
     done = jobs.command("model", "export", str(where), "--step", str(last), "--output", str(late))
-    assert (done.returncode, check_weights(late, RECORDS, 3)) == (0, ""), done.stderr
+    assert (done.returncode, check_weights(late, MANY, 3)) == (0, ""), done.stderr
     served = tmp_path / "served"
     done = jobs.command("model", "export", str(fourth), "--format", "savedmodel", "--output", str(served))
     assert f"{served}: the trained model as savedmodel, loaded again" in done.stdout, done.stderr
@@ -283,8 +293,11 @@ def test_a_job_is_resumed_after_a_stop_and_after_a_kill_of_everything_with_other
     assert "neither a job's output directory nor a whole checkpoint of step 7" in refused.stderr
 
 
-def test_a_warm_start_from_nothing_or_from_another_model_ends_before_the_first_step(tmp_path: Path) -> None:
+def test_a_start_from_nothing_or_from_another_model_ends_before_the_first_step(tmp_path: Path) -> None:
     jobs = Jobs(tmp_path)
+    (tmp_path / "values.json").write_text("{}")
+    refused = jobs.command("run", "--resume", str(tmp_path))
+    assert refused.returncode == 2 and "no checkpoint to resume from" in refused.stderr
     nothing = jobs.command("run", "digits", "--set", f"initFrom.path={tmp_path / 'none'}")
     assert nothing.returncode == 2 and "initFrom.path" in nothing.stderr, nothing
     assert "no whole checkpoint found" in nothing.stderr
@@ -292,13 +305,4 @@ def test_a_warm_start_from_nothing_or_from_another_model_ends_before_the_first_s
     sets = f"workers=1,initFrom.path={tmp_path / 'other'}"
     refused = jobs.command("run", "counting", "--set", sets, "--output", str(tmp_path / "out"))
     assert refused.returncode == 1, refused
-    assert f"count/count is float32 [{RECORDS}] here, and missing there" in refused.stdout
-
-
-def test_what_cannot_be_resumed_is_refused_in_words(tmp_path: Path) -> None:
-    jobs = Jobs(tmp_path)
-    refused = jobs.command("run", "--resume", str(tmp_path))
-    assert refused.returncode == 2 and "not the output directory of a job" in refused.stderr
-    (tmp_path / "values.json").write_text("{}")
-    refused = jobs.command("run", "--resume", str(tmp_path))
-    assert refused.returncode == 2 and "no checkpoint to resume from" in refused.stderr
+    assert f"count/count is float32 [{MANY}] here, and missing there" in refused.stdout

@@ -93,7 +93,7 @@ def test_each_example_shows_its_picture(name: str) -> None:
     assert (EXAMPLES / name / pictures[0]).stat().st_size < MAX_BYTES
 
 
-@pytest.mark.parametrize("name", of_this_commit([*GALLERY], 5))
+@pytest.mark.parametrize("name", of_this_commit([*GALLERY], 3))
 async def test_an_example_trains_as_it_is_although_a_worker_is_killed(
     name: str, a_job: A_Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

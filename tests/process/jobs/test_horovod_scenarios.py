@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,19 +18,15 @@ import pytest
 
 from edl.contract import artifacts
 from edl.net.master_client import Client
+from tests.process.jobs.test_horovod_scripts import EDL, own_folder
 from tests.support.jobs.by_commit import of_this_commit
 
+__all__ = ["own_folder"]  # a fixture
+
 SCRIPT = str(Path(__file__).parents[2] / "models" / "horovod_scripts" / "schedule.py")
-EDL = str(Path(sys.executable).with_name("edl"))
 # A busy machine may keep a worker from sending heartbeats for seconds.
 SETTINGS = "local.startMethod=fork,elastic.heartbeatTimeoutSeconds=60"
 SECONDS = 120
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
 
 
 def replay(

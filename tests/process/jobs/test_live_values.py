@@ -12,12 +12,21 @@ from edl.contract.reasons import Reason
 A_Job = Callable[..., Any]
 
 
-async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job) -> None:
+async def test_live_values_are_applied_and_lose_nothing_and_what_cannot_change_is_refused(
+    a_job: A_Job,
+) -> None:
     async with a_job(workers=3) as job:
         await job.ring_of(3)
         values = job.master.spec.values
-        job.take({**values, "workers": 2})
+        job.take({**values, "workers": 2, "training": {**values["training"], "batchSize": 64}})
+        await job.until(lambda: any("training.batchSize" in t for t in job.noticed(Reason.SpecRefused)))
+        assert "training.batchSize" in job.status["refused"]
         await job.ring_of(2)
+        job.take({**values, "workers": "many"})
+        await job.until(lambda: any("many" in t for t in job.noticed(Reason.SpecRefused)))
+        assert job.job.target == 2
+        job.take({**values, "workers": 2})
+        assert job.status["refused"] == ""
         await job.stepping()
         job.take({**values, "workers": 2, "suspend": True})
         await job.until(lambda: job.job.phase == "Suspended")
@@ -31,19 +40,3 @@ async def test_fewer_workers_a_pause_and_more_workers_lose_nothing(a_job: A_Job)
         summary = await job.exact()
     assert sum(g["redone_records"] for g in summary["generations"]) == 0
     assert summary["goodput_seconds"]["suspended"] > 0
-
-
-async def test_what_cannot_change_is_refused_in_words_and_live_values_are_applied(a_job: A_Job) -> None:
-    async with a_job(workers=2) as job:
-        await job.ring_of(2)
-        values = job.master.spec.values
-        job.take({**values, "workers": 1, "training": {**values["training"], "batchSize": 64}})
-        await job.until(lambda: any("training.batchSize" in t for t in job.noticed(Reason.SpecRefused)))
-        assert "training.batchSize" in job.status["refused"]
-        await job.ring_of(1)
-        job.take({**values, "workers": "many"})
-        await job.until(lambda: any("many" in t for t in job.noticed(Reason.SpecRefused)))
-        assert job.job.target == 1
-        job.take({**values, "workers": 1})
-        assert job.status["refused"] == ""
-        await job.exact()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs under a real mpiexec, whose training processes and ranks are killed: each record counts once."""
+"""Jobs under a real mpiexec, whose training processes and ranks are killed: each record counts once.
+
+Each commit runs one of the two; EDL_STORMS=all runs both.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from edl.contract import artifacts
 from edl.journal import audit
 from edl.net.master_client import Client
 from tests.process.conftest import MODELS
+from tests.support.jobs.by_commit import of_this_commit
 from tests.support.jobs.evidence import check_weights
 
 BIN = Path(sys.executable).parent
@@ -122,9 +126,7 @@ def exact(output: Path, epochs: int) -> dict[str, Any]:
     return summary
 
 
-def test_killed_training_processes_are_replaced_and_a_spare_takes_the_place_of_a_killed_rank(
-    tmp_path: Path,
-) -> None:
+def killed_processes_are_replaced_and_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
     output = tmp_path / "job"
     sets = ["--workers=2", "--set=minWorkers=2,training.epochs=2", f"--output={output}"]
     with mpiexec(tmp_path, 3, *sets, flags=("--with-ft", "ulfm")) as job:
@@ -147,14 +149,13 @@ def test_killed_training_processes_are_replaced_and_a_spare_takes_the_place_of_a
     assert audit.audit(output).startswith(f"exactly once: {RECORDS:,} records x 2 epochs")
 
 
-def test_plain_mpiexec_ends_the_job_with_a_killed_rank_and_its_checkpoint_goes_on(tmp_path: Path) -> None:
+def plain_mpiexec_ends_the_job_with_a_killed_rank_and_its_checkpoint_goes_on(tmp_path: Path) -> None:
     output, second = tmp_path / "job", tmp_path / "second"
     sets = ["--set=training.epochs=2"]
     with mpiexec(tmp_path, 2, *sets, f"--output={output}") as job:
         job.until(lambda s: len(ring(s)) == 2 and s["step"] > 2, output)
-        job.ranks()[0].send_signal(
-            signal.SIGKILL
-        )  # mpiexec kills the other one, and the master stays to save
+        # mpiexec kills the other one, and the master stays to save.
+        job.ranks()[0].send_signal(signal.SIGKILL)
         assert job.process.wait(SECONDS) == 128 + signal.SIGKILL, job.log.read_text()
         assert not job.leftovers()
     stopped = artifacts.read_summary(output)
@@ -167,3 +168,16 @@ def test_plain_mpiexec_ends_the_job_with_a_killed_rank_and_its_checkpoint_goes_o
     proved = audit.audit(second)
     assert proved.startswith(f"exactly once: {RECORDS:,} records x 2 epochs")
     assert f"the first {stopped['step']} steps are of the checkpoint" in proved
+
+
+SCENARIOS = of_this_commit(
+    [
+        killed_processes_are_replaced_and_a_spare_takes_the_place_of_a_killed_rank,
+        plain_mpiexec_ends_the_job_with_a_killed_rank_and_its_checkpoint_goes_on,
+    ]
+)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda of: of.__name__)
+def test_a_job_under_mpiexec(scenario: Callable[[Path], None], tmp_path: Path) -> None:
+    scenario(tmp_path)

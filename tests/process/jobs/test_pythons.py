@@ -3,6 +3,7 @@
 
 A release is installed with that Python; then a job runs. For the Python of the images, in an empty container.
 A version that is not found on this machine is no case here; the header of the tests says so (conftest.py).
+Each commit has one of the cases; EDL_STORMS=all runs all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pytest
 from packaging.utils import parse_wheel_filename
 
 from tests.process.conftest import PYTHONS
+from tests.support.jobs.by_commit import of_this_commit
 
 ROOT = Path(__file__).parents[3]
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -108,8 +110,10 @@ def container(version: str, home: Path, uv: str) -> Iterator[Place]:
 @pytest.mark.timeout(1800)  # a busy machine takes minutes, and Horovod is compiled for that Python, once
 @pytest.mark.parametrize(
     ("version", "place"),
-    [(version, environment) for version in OTHERS or [HERE] if not (CONTAINER and version == IMAGES)]
-    + [(IMAGES, container)] * CONTAINER,
+    of_this_commit(
+        [(version, environment) for version in OTHERS or [HERE] if not (CONTAINER and version == IMAGES)]
+        + [(IMAGES, container)] * CONTAINER
+    ),
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_a_job_trains_where_a_release_was_installed(

@@ -22,7 +22,7 @@ from tests.process.conftest import MODELS
 from tests.support.jobs.evidence import saved_weights
 
 A_Job = Callable[..., Any]
-RECORDS, EPOCHS = 1000, 3
+RECORDS, EPOCHS = 1000, 4
 SEED = 1  # the default of training.seed
 
 
@@ -61,21 +61,18 @@ async def storm(job: Any, seed: int) -> None:
         await asyncio.sleep(chance.uniform(0, 0.3))  # at any moment of what follows
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
 async def test_each_record_is_in_the_same_step_in_any_ring(
-    a_job: A_Job, model_file: Callable[[str], Any], workers: int
+    a_job: A_Job, model_file: Callable[[str], Any]
 ) -> None:
     which_step = model_file("which_step")
-    async with a_job(
-        f"training.batchSize={which_step.BATCH}",
-        workers=workers,
-        records=RECORDS,
-        epochs=EPOCHS,
-        model="which_step.py",
-    ) as job:
-        await job.ring_of(workers)
-        if workers == 3:  # in its quietest, and in a storm
-            await storm(job, seed=random.randrange(10**6))
+    size = f"training.batchSize={which_step.BATCH}"
+    async with a_job(size, workers=5, records=RECORDS, epochs=EPOCHS, model="which_step.py") as job:
+        await job.ring_of(5)
+        for workers in (1, 2):
+            job.master.scale(workers)
+            await job.ring_of(workers)
+            await job.stepping()
+        await storm(job, seed=random.randrange(10**6))
         summary = await job.end()
     assert summary["phase"] == "Succeeded", summary
     assert summary["step"] == EPOCHS * -(-RECORDS // which_step.BATCH)

@@ -34,9 +34,10 @@ EXAMPLES = dict(
 STREAM = re.findall(r"\n## Streams\n.*?```python.*?```.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the files that the examples read."""
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the examples read."""
+    tmp_path = tmp_path_factory.mktemp("files")
     rng = np.random.default_rng(0)
     frame = pandas.DataFrame({"rooms": rng.integers(1, 9, 200), "age": rng.normal(40, 9, 200)})
     frame["city"] = rng.choice(["Oslo", "Bergen"], 200)
@@ -70,7 +71,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     exec(STREAM, stream)
     convert(stream["data"]("train"), tmp_path / "train.array_record", "stream.py")
     (tmp_path / "records.bin").write_bytes(rng.bytes(8 * 100))
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -94,12 +94,16 @@ def test_the_page_has_a_file_for_each_kind() -> None:
 
 
 @pytest.mark.parametrize("title", EXAMPLES)
-def test_a_file_of_the_page_learns_from_its_records(title: str, folder: Path) -> None:
+def test_a_file_of_the_page_learns_from_its_records(
+    title: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
     keras.utils.set_random_seed(0)  # else the seed that an earlier test has left decides
-    (folder / "my_model.py").write_text(EXAMPLES[title])
+    file = tmp_path / "my_model.py"
+    file.write_text(EXAMPLES[title])
     sets = "data.train=houses.csv,data.label=price,data.features={rooms,age}"
     named = config.parse(values.load([], [sets])).data if title == "Without data()" else None
-    module = user_model.load("my_model.py", "", named)
+    module = user_model.load(str(file), "", named)
     reader = module.reader("train")
     assert reader is not None
     feed, transform = module.feed_of("train"), module.transform_of("train")

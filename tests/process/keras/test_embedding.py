@@ -20,8 +20,10 @@ from tests.process.keras.embedding_models import CASES, SIZE, beside
 from tests.process.keras.rings import STEPS, batch, ring_step
 from tests.process.keras.rings import _given as tensor
 
+WITH_BAD_RECORDS = ["sum", "records of unlike weight", "run_eagerly", "BatchNormalization(synchronized=True)"]
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in WITH_BAD_RECORDS])
 def test_rows_on_servers_are_trained_as_an_ordinary_table(name: str) -> None:
     both = beside(CASES[name])
     for nth, (start, stop) in enumerate(STEPS):
@@ -78,15 +80,7 @@ def test_gradients_are_staged_before_the_sums_and_a_rank_without_records_asks_fo
     assert both.learner.commit(7, sums).skipped
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sum",
-        "records of unlike weight",
-        "run_eagerly",
-        "BatchNormalization(synchronized=True)",
-    ],
-)
+@pytest.mark.parametrize("name", WITH_BAD_RECORDS)
 def test_rows_are_pulled_again_and_staged_once_when_bad_records_are_left_out(name: str) -> None:
     both = beside(CASES[name])
     noted = Noted(both.rows)
@@ -225,7 +219,7 @@ def test_a_row_that_is_not_finite_is_flagged_and_what_was_staged_is_dropped() ->
 
 
 def test_what_servers_are_told_of_a_step() -> None:
-    both = beside(CASES["a learning rate that decays"])
+    both = beside(CASES["Adagrad, a learning rate that decays"])
     for step in range(2):
         sums = both.learner.allreduce_step(batch(both.case, 0, 12), control.write(step), step, 0, 12)
         commit = both.learner.commit(step, sums)

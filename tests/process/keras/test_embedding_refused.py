@@ -19,12 +19,12 @@ from edl.trainer.embedding.lookups import Lookups
 from edl.trainer.step.own_step import OwnStepLearner
 from tests.process.keras.embedding_models import CASES, MANY, E, K, beside, first, ids, of, one_id, tokens
 from tests.process.keras.models import TOKENS, Y, sgd
-from tests.process.keras.rings import Case, batch
+from tests.process.keras.rings import Case, Meeting, batch, learner_of
 
 
 def refused(build: Any, data: Any = tokens) -> str:
-    with pytest.raises(ModelError) as error:
-        beside(Case(build, data))
+    with pytest.raises(ModelError) as error, rows_elsewhere():
+        learner_of(Case(build, data), Meeting())
     return str(error.value)
 
 

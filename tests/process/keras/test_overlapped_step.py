@@ -88,16 +88,6 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_rank_without_records_ends_with_the_same_bits(name: str) -> None:
-    ranks = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 3)
-    for step in range(3):
-        for rank, sums in zip(ranks, made(ranks, step, (0, 5, 5, 12)), strict=True):
-            assert (sums.agreed.records, sums.agreed.nonfinite) == (12, False)
-            rank.learner.apply(sums)
-    assert len({rank.learner.digest() for rank in ranks}) == 1
-
-
 def test_compressed_gradients_end_with_the_same_bits_and_what_is_counted_is_not_compressed() -> None:
     case, step = Case(wide, plain), 4001  # three times that, float16 does not hold
     exact, rounded = ranks_of(case, 3), ranks_of(case, 3, wire="float16")
@@ -127,20 +117,22 @@ def test_what_is_too_large_for_the_compressed_sum_all_see_and_nobody_applies(non
 
 def test_records_that_are_missing_are_not_in_the_mean() -> None:
     case = Case(wide, plain)
-    digests = []
+    ranks, digests = ranks_of(case, 3), []
+    kept = [rank.learner.kept() for rank in ranks]
     for records in (12, 14):  # two of them would be bad
-        ranks = ranks_of(case, 3)
         for rank, sums in zip(ranks, made(ranks, 0, (0, 5, 5, 12), records), strict=True):
             assert sums.agreed.records == 12
             rank.learner.apply(sums)
         digests += [rank.learner.digest() for rank in ranks]
         assert [rank.made for rank in ranks] == [SUMS if records == 12 else 2 * SUMS] * 3
+        for rank in ranks if kept else ():
+            rank.learner.restore(kept.pop(0))
+            rank.made = 0
     assert len(set(digests)) == 1
 
 
-@pytest.mark.parametrize("name", ["SGD, Nesterov, clipped", "Adam"])
-def test_sums_may_be_applied_later_to_the_state_that_they_are_for(name: str) -> None:
-    case = Case(lambda: wide(OPTIMIZERS[name]()), plain)
+def test_sums_may_be_applied_later_to_the_state_that_they_are_for() -> None:
+    case = Case(lambda: wide(o.Adam(0.01)), plain)
     old, new = Rank(case), Rank(case)
     old.learner.apply(made([old], 0, (0, 12))[0])
     state, kept = old.learner.state(), []
@@ -154,20 +146,7 @@ def test_sums_may_be_applied_later_to_the_state_that_they_are_for(name: str) -> 
     assert new.learner.digest() == old.learner.digest()
 
 
-@pytest.mark.parametrize("name", ["SGD", "SGD, Nesterov, clipped", "Adam"])
-def test_values_that_are_kept_are_those_from_before_the_step(name: str) -> None:
-    [rank] = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 1)
-    variables = [*rank.learner.model.variables, *rank.learner.model.optimizer.variables]
-    kept = [v.value.read_value() for v in variables]
-    before = [v.numpy().copy() for v in kept]
-    rank.learner.apply(made([rank], 0, (0, 12))[0])
-    for then, value in zip(before, kept, strict=True):
-        np.testing.assert_array_equal(value.numpy(), then)
-    changed = [not np.array_equal(v.numpy(), then) for v, then in zip(variables, before, strict=True)]
-    assert sum(changed) > 4
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["Adam", "one that accumulates"])
 def test_what_was_kept_is_put_back_to_the_bit(name: str) -> None:
     [rank] = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 1)
     for step in range(2):  # in the beginning slots are the same everywhere, and later they are not
@@ -203,23 +182,6 @@ def test_an_update_of_a_variable_is_few_operations(name: str) -> None:
     made = [op.type for op in graph.get_operations() for t in op.outputs if t.shape.rank == 2]
     take_none = {"Placeholder", "Identity", "IdentityN", "ReadVariableOp"}
     assert sorted(kind for kind in made if kind not in take_none) == sorted(2 * others)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_a_step_that_breaks_in_any_of_its_sums_has_not_happened(name: str) -> None:
-    ranks = ranks_of(Case(lambda: wide(OPTIMIZERS[name]()), plain), 2)
-    before = ranks[0].learner.digest()
-    for dying, nth in itertools.product((0, 1), range(1, SUMS + 1)):
-        ranks[dying].made, ranks[dying].breaks_at = 0, nth
-        with pytest.raises(RingBroken, match=r"rank \d has cut the ring"):
-            made(ranks, 0, (0, 5, 12))
-        ranks[dying].breaks_at = 0
-        assert [rank.learner.digest() for rank in ranks] == [before] * 2, f"rank {dying}, sum {nth}"
-    for rank, sums in zip(ranks, made(ranks, 0, (0, 5, 12)), strict=True):
-        rank.learner.apply(sums)
-    after = {rank.learner.digest() for rank in ranks}
-    assert len(after) == 1
-    assert after != {before}
 
 
 def test_all_hear_of_what_is_not_finite_and_one_knows_that_it_is_its_own() -> None:
@@ -259,6 +221,7 @@ class Mine(o.SGD):
 
 
 KINDS: dict[str, tuple[Case, int]] = {  # by what a model is: the sums of its step
+    **{name: (Case(lambda make=make: wide(make()), plain), SUMS) for name, make in OPTIMIZERS.items()},  # type: ignore[misc]
     "a masked mean, by rows": (Case(lambda: tagger(optimizer=o.Adam()), tagged), 3),
     "a masked mean, jit_compile": (Case(lambda: tagger(jit_compile=True), tagged), 2),
     "a loss that is scaled": (Case(lambda: wide(o.LossScaleOptimizer(sgd())), plain), SUMS),
@@ -276,10 +239,11 @@ def test_all_kinds_of_steps_end_with_the_same_bits_and_have_not_happened_if_they
     ranks = ranks_of(case, 2)
     before = ranks[0].learner.digest()
     for nth in range(1, sums + 1):
-        ranks[1].made, ranks[1].breaks_at = 0, nth
-        with pytest.raises(RingBroken, match=r"rank 1 has cut the ring"):
+        dying = nth % 2
+        ranks[dying].made, ranks[dying].breaks_at = 0, nth
+        with pytest.raises(RingBroken, match=rf"rank {dying} has cut the ring"):
             made(ranks, 0, (0, 12, 12))
-        ranks[1].breaks_at = 0
+        ranks[dying].breaks_at = 0
         assert [rank.learner.digest() for rank in ranks] == [before] * 2, f"sum {nth}"
     for step, middle in enumerate((12, 5)):  # rank 1 has no records in the first
         for rank in ranks:

@@ -21,7 +21,6 @@ ENDS = (0, 7, 7, 8, 12)  # where the ranks' parts end: one has no record, and on
 
 
 CASES = {
-    "SGD": Case(dense, plain),
     "Adam": Case(lambda: dense(o.Adam(0.01), metrics=["mae"]), plain),
     "weights": Case(dense, weighted),
     "a table, SGD": Case(lambda: tagger(mask=False), tagged),

@@ -155,37 +155,34 @@ def bounded() -> keras.Model:
     return model
 
 
-def on_servers(where: Path, everything: bool = False) -> tuple[KerasLearner, WarmStart, Servers]:
+def on_servers(where: Path) -> tuple[KerasLearner, WarmStart, Servers]:
     """A training whose rows are on servers, and what it is to begin with."""
     with rows_elsewhere():
         learner = learner_of(CASE, Meeting())
     servers = Servers()
-    return learner, WarmStart(str(where), everything, learner.model, learner, print, servers=servers), servers
+    return learner, WarmStart(str(where), False, learner.model, learner, print, servers=servers), servers
 
 
-@pytest.mark.parametrize("kind", ["m.keras", "m.weights.h5"])
-def test_the_rows_of_a_file_are_brought_to_the_servers(
-    trained: KerasLearner, tmp_path: Path, kind: str
-) -> None:
+def test_the_rows_of_a_file_are_brought_to_the_servers(trained: KerasLearner, tmp_path: Path) -> None:
     assert isinstance(trained.lookups.rows, LocalRows)
     ids, rows = trained.lookups.rows.all_rows(0)
-    with trained.whole():
-        trained.model.save(tmp_path / kind) if kind == "m.keras" else trained.model.save_weights(
-            tmp_path / kind
-        )
-    ours, start, servers = on_servers(tmp_path / kind)
-    start.check()
-    assert not servers.starts
-    start.begin()
-    (begun,) = servers.starts
-    assert not begun.tables
-    found, values = begun.rows[0]
     order = np.argsort(ids)
-    np.testing.assert_array_equal(found, ids[order])
-    np.testing.assert_array_equal(values, rows[order])
-    dense = [v.numpy() for v in ours.model.trainable_variables]
-    for value, there in zip(dense, trained.model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(value, there.numpy())
+    with trained.whole():
+        trained.model.save(tmp_path / "m.keras")
+        trained.model.save_weights(tmp_path / "m.weights.h5")
+    for kind in ("m.keras", "m.weights.h5"):
+        ours, start, servers = on_servers(tmp_path / kind)
+        start.check()
+        assert not servers.starts
+        start.begin()
+        (begun,) = servers.starts
+        assert not begun.tables
+        found, values = begun.rows[0]
+        np.testing.assert_array_equal(found, ids[order])
+        np.testing.assert_array_equal(values, rows[order])
+        dense = [v.numpy() for v in ours.model.trainable_variables]
+        for value, there in zip(dense, trained.model.trainable_variables, strict=True):
+            np.testing.assert_array_equal(value, there.numpy())
 
 
 def test_of_a_checkpoint_the_servers_take_the_rows_themselves(trained: KerasLearner, tmp_path: Path) -> None:
@@ -196,28 +193,27 @@ def test_of_a_checkpoint_the_servers_take_the_rows_themselves(trained: KerasLear
     assert servers.starts == [Start(str(tmp_path), 7, "1", False, (TABLE,))]
 
 
-@pytest.mark.parametrize("kind", ["m.keras", "checkpoints"])
-def test_rows_that_were_a_variable_of_few_ids_are_those_of_the_first_ids(tmp_path: Path, kind: str) -> None:
+def test_rows_that_were_a_variable_of_few_ids_are_those_of_the_first_ids(tmp_path: Path) -> None:
     few = learner_of(Case(bounded, lambda: (np.arange(9), np.zeros((9, 1), "f4"), None)), Meeting())
-    if kind == "m.keras":
-        few.model.save(tmp_path / kind)
-    else:
-        kept_dense(few, tmp_path / kind)
-    _, start, servers = on_servers(tmp_path / kind)
-    start.check()
-    start.begin()
-    ids, rows = servers.starts[0].rows[0]
-    assert ids.tolist() == list(range(9))
-    np.testing.assert_array_equal(rows, few.model.get_layer(TABLE).embeddings.numpy())
-    if kind == "checkpoints":
-        _, start, servers = on_servers(tmp_path / kind, everything=True)
-        with pytest.raises(ModelError, match=r"'counts' as a variable .*initFrom.state=weights"):
-            start.begin()
+    few.model.save(tmp_path / "m.keras")
+    kept_dense(few, tmp_path / "checkpoints")
+    with rows_elsewhere():
+        ours = learner_of(CASE, Meeting())
+    for kind in ("m.keras", "checkpoints"):
+        servers = Servers()
+        start = WarmStart(str(tmp_path / kind), False, ours.model, ours, print, servers=servers)
+        start.check()
+        start.begin()
+        ids, rows = servers.starts[0].rows[0]
+        assert ids.tolist() == list(range(9))
+        np.testing.assert_array_equal(rows, few.model.get_layer(TABLE).embeddings.numpy())
+    start = WarmStart(str(tmp_path / "checkpoints"), True, ours.model, ours, print, servers=servers)
+    with pytest.raises(ModelError, match=r"'counts' as a variable .*initFrom.state=weights"):
+        start.begin()
 
 
-@pytest.mark.parametrize("kind", ["m.keras", "checkpoints"])
 def test_rows_that_do_not_fit_a_table_on_servers_are_refused_by_its_name(
-    trained: KerasLearner, tmp_path: Path, kind: str
+    trained: KerasLearner, tmp_path: Path
 ) -> None:
     kept(trained, tmp_path / "checkpoints")
     with trained.whole():
@@ -230,10 +226,11 @@ def test_rows_that_do_not_fit_a_table_on_servers_are_refused_by_its_name(
         with rows_elsewhere():
             ours = learner_of(Case(other, CASE.data), Meeting())
         before, servers = state(ours), Servers()
-        start = WarmStart(str(tmp_path / kind), False, ours.model, ours, print, servers=servers)
-        for attempt in (start.check, start.begin):
-            with pytest.raises(ModelError, match=words):
-                attempt()
+        for kind in ("m.keras", "checkpoints"):
+            start = WarmStart(str(tmp_path / kind), False, ours.model, ours, print, servers=servers)
+            for attempt in (start.check, start.begin):
+                with pytest.raises(ModelError, match=words):
+                    attempt()
         assert state(ours) == before and not servers.starts
 
 

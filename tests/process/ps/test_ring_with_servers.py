@@ -105,21 +105,6 @@ def counts(w: Any) -> list[float]:
     return [float(row) for row in rows[:, 0]]
 
 
-def test_servers_that_are_killed_come_back_where_they_were(
-    make: Callable[..., Servers], tmp_path: Path
-) -> None:
-    servers = make(2)
-    pair = [W(0, servers), W(1, servers)]
-    ring_of(*pair)
-    for number, victim in ((2, 0), (4, 1)):
-        come_to_sum(number, *pair)
-        servers.there[victim].kill()
-        servers.there[victim].start()
-    end(1, *pair)
-    assert counts(pair[0]) == [1.0] * POSITIONS
-    stop(*pair)
-
-
 def test_ring_and_servers_go_back_to_a_checkpoint_when_a_server_has_lost_its_log(
     make: Callable[..., Servers], tmp_path: Path
 ) -> None:

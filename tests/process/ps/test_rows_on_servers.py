@@ -218,13 +218,6 @@ async def test_the_status_tells_of_rows_which_are_read_while_the_job_trains_and_
     assert (second <= kept).all() and (kept <= reread).all(), "what has changed was not told"
 
 
-async def test_a_model_that_needs_servers_says_which_mode(a_job: A_Job) -> None:
-    async with a_job("mode=train", workers=1, records=200, epochs=1, model="counting_rows.py") as job:
-        summary = await job.end()
-    assert summary["phase"] == "Failed"
-    assert "mode=hybrid" in summary["reason"]
-
-
 async def test_a_model_without_rows_is_told_to_do_without_servers(a_job: A_Job) -> None:
     async with a_job("mode=hybrid", "ps.servers=1", workers=1, records=200, epochs=1) as job:
         summary = await job.end()

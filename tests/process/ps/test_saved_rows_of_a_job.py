@@ -85,25 +85,3 @@ def test_a_model_with_rows_on_servers_is_evaluated_and_predicts_with_and_without
     assert done.returncode == 0, done.stderr
     again: Any = keras.models.load_model(exported)
     np.testing.assert_array_equal(again.predict(ids, verbose=0), outputs)
-
-
-@pytest.mark.timeout(360)
-def test_a_checkpoint_of_a_job_with_all_weights_on_servers_is_exported(tmp_path: Path) -> None:
-    """The optimizer's slots, and the metrics of the training, are not in it."""
-    jobs, where = Jobs(tmp_path), tmp_path / "checkpoints"
-    _, output = ends(
-        jobs,
-        "mode=ps",
-        "ps.servers=2",
-        "ps.replicas=2",
-        "workers=2",
-        f"checkpoint.dir={where}",
-        "evaluation.epochs=0",
-    )
-    exported = tmp_path / "exported.keras"
-    done = jobs.command("model", "export", str(where), "--output", str(exported))
-    assert done.returncode == 0, done.stderr
-    trained: Any = keras.models.load_model(output / artifacts.MODEL)
-    again: Any = keras.models.load_model(exported)
-    for there, here in zip(trained.weights, again.weights, strict=True):
-        np.testing.assert_array_equal(there, here, there.path)

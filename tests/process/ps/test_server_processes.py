@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +48,23 @@ async def until(events: asyncio.Queue[ev.Event], kind: type[ev.Event]) -> ev.Eve
         return event
 
 
-async def test_one_that_is_killed_or_hangs_comes_back_at_its_address(tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, host: str = "127.0.0.1", ended: bool = True, **options: Any
+) -> AsyncIterator[tuple[asyncio.Queue[ev.Event], ServerProcesses]]:
+    """One server, and what is told of it; at last the job has `ended`, or another master goes on with it."""
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
-    servers = ServerProcesses(
-        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token"
-    )
+    plan = Plan(1, "run", folder / "servers", folder, host)
+    servers = ServerProcesses(events.put_nowait, plan, "a-token", **options)
     await servers.start()
     try:
+        yield events, servers
+    finally:
+        await servers.close(ended)
+
+
+async def test_one_that_is_killed_or_hangs_comes_back_at_its_address(tmp_path: Path) -> None:
+    async with running(tmp_path, ended=False) as (events, servers):
         addresses = await asyncio.wait_for(servers.addresses(), SECONDS)
         await until(events, ev.ServerListens)
         os.kill(int(servers.status()[0]["handle"]), signal.SIGKILL)
@@ -70,22 +82,13 @@ async def test_one_that_is_killed_or_hangs_comes_back_at_its_address(tmp_path: P
         [told] = servers.status()
         assert told["restarts"] == 2
         assert psutil.pid_exists(int(told["handle"]))
-    finally:
-        await servers.close(ended=False)
     assert not psutil.pid_exists(int(told["handle"]))
     assert (tmp_path / "servers" / "log-0").is_dir(), "another master may go on from it"
 
 
 async def test_one_that_refuses_its_arguments_ends_it_with_its_last_words(tmp_path: Path) -> None:
-    events: asyncio.Queue[ev.Event] = asyncio.Queue()
-    servers = ServerProcesses(
-        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "256.0.0.1"), "a-token"
-    )
-    await servers.start()
-    try:
+    async with running(tmp_path, "256.0.0.1") as (events, _):
         exited = await until(events, ev.ServerExited)
-    finally:
-        await servers.close(ended=True)
     assert isinstance(exited, ev.ServerExited) and exited.fatal
     assert exited.why.startswith("exit code 2: ")
     assert "256.0.0.1" in exited.why
@@ -107,12 +110,7 @@ async def test_servers_end_with_a_master_that_is_killed(tmp_path: Path) -> None:
 async def test_a_further_one_that_the_ring_has_not_heard_of_when_rows_are_assigned_is_not_ended(
     tmp_path: Path,
 ) -> None:
-    events: asyncio.Queue[ev.Event] = asyncio.Queue()
-    servers = ServerProcesses(
-        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token"
-    )
-    await servers.start()
-    try:
+    async with running(tmp_path) as (events, servers):
         await asyncio.wait_for(servers.addresses(), SECONDS)
         servers.resize(2)
         await until(events, ev.ServersReady)
@@ -124,8 +122,6 @@ async def test_a_further_one_that_the_ring_has_not_heard_of_when_rows_are_assign
         assert (servers.wanted, len(servers.status())) == (1, 1)
         await asyncio.to_thread(surplus.wait, SECONDS)
         assert psutil.pid_exists(int(servers.status()[0]["handle"]))
-    finally:
-        await servers.close(ended=True)
 
 
 FURTHER = """
@@ -146,35 +142,21 @@ runpy.run_module("ps", run_name="__main__")
 async def test_a_further_one_that_does_not_come_to_listen_is_given_up(
     tmp_path: Path, does: str, why: str
 ) -> None:
-    events: asyncio.Queue[ev.Event] = asyncio.Queue()
-    servers = ServerProcesses(
-        events.put_nowait,
-        Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"),
-        "a-token",
-        (sys.executable, "-c", FURTHER.format(does=does)),
-        listen_timeout=1.0,
-    )
-    await servers.start()
-    try:
+    async with running(
+        tmp_path, command=(sys.executable, "-c", FURTHER.format(does=does)), listen_timeout=1.0
+    ) as (events, servers):
         await asyncio.wait_for(servers.addresses(), SECONDS)
         servers.resize(2)
         given_up = await until(events, ev.ServersGivenUp)
         assert given_up == ev.ServersGivenUp(2, 1, f"parameter server 1 {why}")
         servers.perform(ef.Assigned(1, wanted=2))
         assert (servers.wanted, len(servers.status())) == (1, 1)
-    finally:
-        await servers.close(ended=True)
 
 
 async def test_one_that_cannot_be_started_does_not_keep_its_place_when_it_is_asked_for_again(
     tmp_path: Path,
 ) -> None:
-    events: asyncio.Queue[ev.Event] = asyncio.Queue()
-    servers = ServerProcesses(
-        events.put_nowait, Plan(1, "run", tmp_path / "servers", tmp_path, "127.0.0.1"), "a-token"
-    )
-    await servers.start()
-    try:
+    async with running(tmp_path) as (events, servers):
         await asyncio.wait_for(servers.addresses(), SECONDS)
         (tmp_path / "ps-1.log").mkdir()
         servers.resize(2)
@@ -184,8 +166,6 @@ async def test_one_that_cannot_be_started_does_not_keep_its_place_when_it_is_ask
         (tmp_path / "ps-1.log").rmdir()
         servers.resize(2)
         await until(events, ev.ServersReady)
-    finally:
-        await servers.close(ended=True)
 
 
 def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:

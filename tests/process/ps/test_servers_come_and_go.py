@@ -48,28 +48,20 @@ async def evict_while_it_waits(job: Running, worker: int) -> None:
         server.resume()
 
 
-async def test_servers_become_more_and_fewer_while_workers_come_and_go(a_job: A_Job) -> None:
-    async with a_job(*HYBRID, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
+async def test_servers_become_more_and_fewer_and_are_killed_while_workers_come_and_go(a_job: A_Job) -> None:
+    async with a_job(*HYBRID, workers=2, records=RECORDS, epochs=2 * EPOCHS, model="counting_rows.py") as job:
         members = await job.ring_of(2)
         await job.stepping()
         await evict_while_it_waits(job, members[0])
-        await job.ring_of(2, without=members[:1])
+        members = await job.ring_of(2, without=members[:1])
         await job.stepping()
-        for servers in (2, 3, 2):
+        for servers in (2, 1):
             assert f"-> {servers}" in job.master.scale(None, servers)
             await on(job, servers)
-        summary = await counted(job)
-    assert summary["state_losses"] == 0
-    assert not job.noticed(Reason.RolledBack)
-    moved = job.noticed(Reason.Resharded)
-    said = [f"the rows are on {n} parameter servers" for n in (2, 3, 2)]
-    assert [text.split(",")[0] for text in moved] == said
-
-
-async def test_servers_that_are_killed_while_rows_move_cost_no_row(a_job: A_Job) -> None:
-    async with a_job(*HYBRID, workers=2, records=RECORDS, epochs=EPOCHS, model="counting_rows.py") as job:
-        members = await job.ring_of(2)
-        await job.stepping()
+        assert not job.noticed(Reason.StateLost)
+        assert not job.noticed(Reason.RolledBack), "no process was killed so far"
+        moved = [text.split(",")[0] for text in job.noticed(Reason.Resharded)]
+        assert moved == ["the rows are on 2 parameter servers", "the rows are on 1 parameter server"]
         job.master.scale(None, 3)
         await job.until(lambda: len(job.status["servers"]) == 3 and all(started(job, i) for i in range(3)))
         for index in (0, 2):

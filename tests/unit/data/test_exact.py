@@ -26,23 +26,11 @@ from edl.data.objects.batched import Batched
 from edl.data.objects.indexed import Indexed
 from edl.data.same import KnownSplits
 from edl.errors import DataError
+from tests.unit.data.test_dataset import Items
 
 BYTES = [b"\1\2\3\0", b"\0\0\0\0", b"\5\6\7\10", b""]
 TEXTS = ["a\0", "\0\0", "é", ""]
 BIG = 2**60 + 1
-
-
-class Items:
-    """A dataset of records, or of batches, by index."""
-
-    def __init__(self, items: list[Any]):
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 def hugging_face(values: list[Any], kind: str, format: str | None = None) -> Any:

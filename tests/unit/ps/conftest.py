@@ -23,3 +23,14 @@ def make() -> Iterator[Callable[..., Job]]:
     yield one
     for job in jobs:
         job.end()
+
+
+@pytest.fixture
+def begun(make: Callable[..., Job]) -> Callable[..., Job]:
+    """Create jobs that have begun."""
+
+    def one(*of: Any) -> Job:
+        (job := make(*of)).begin()
+        return job
+
+    return one

@@ -23,10 +23,9 @@ from tests.support.ps.client_jobs import PLACES, SECONDS, Job
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_rows_come_back_in_the_order_of_their_ids_whichever_server_has_them(
-    make: Callable[..., Job], servers: int
+    begun: Callable[..., Job], servers: int
 ) -> None:
-    job = make(servers)
-    job.begin()
+    job = begun(servers)
     words, places = np.array([5, -3, 2**62, 0, 9], np.int64), np.array([4, 1], np.int64)
     values = np.arange(10, dtype=np.float32).reshape(5, 2)
     job.client.pull(0, [words, places])
@@ -40,9 +39,8 @@ def test_rows_come_back_in_the_order_of_their_ids_whichever_server_has_them(
     assert (declared.name, declared.dim, declared.min_count, declared.ttl_steps) == ("places", 3, 4, 5)
 
 
-def test_every_server_hears_of_every_step_whoever_has_its_rows(make: Callable[..., Job]) -> None:
-    job = make(3)
-    job.begin()
+def test_every_server_hears_of_every_step_whoever_has_its_rows(begun: Callable[..., Job]) -> None:
+    job = begun(3)
     job.takes_a_step(0, [1])
     job.client.pull(1, ())
     assert [s.server.step for s in job.there] == [1, 1, 1]
@@ -50,16 +48,14 @@ def test_every_server_hears_of_every_step_whoever_has_its_rows(make: Callable[..
     assert sorted(staged) == [0, 0, 1]
 
 
-def test_a_step_that_was_left_out_changes_no_row(make: Callable[..., Job]) -> None:
-    job = make(2)
-    job.begin()
+def test_a_step_that_was_left_out_changes_no_row(begun: Callable[..., Job]) -> None:
+    job = begun(2)
     job.takes_a_step(0, [1, 2], skipped=True)
     assert not job.client.pull(1, [np.array([1, 2])])[0].any()
 
 
-def test_a_server_that_is_killed_is_waited_for_and_has_all_that_it_had(make: Callable[..., Job]) -> None:
-    job = make(2)
-    job.begin()
+def test_a_server_that_is_killed_is_waited_for_and_has_all_that_it_had(begun: Callable[..., Job]) -> None:
+    job = begun(2)
     ids = list(range(20))
     job.takes_a_step(0, ids)
     job.kill(1)
@@ -69,9 +65,8 @@ def test_a_server_that_is_killed_is_waited_for_and_has_all_that_it_had(make: Cal
     assert np.array_equal(pulling.result(SECONDS)[0], np.full((20, 2), 0.5))
 
 
-def test_it_is_known_for_which_server_a_worker_waits_and_for_what(make: Callable[..., Job]) -> None:
-    job = make(2)
-    job.begin()
+def test_it_is_known_for_which_server_a_worker_waits_and_for_what(begun: Callable[..., Job]) -> None:
+    job = begun(2)
     ids = np.arange(20)
     job.client.pull(0, [ids])
     assert job.client.waiting() is None
@@ -102,9 +97,8 @@ def test_a_server_of_which_nobody_knows_that_it_has_rows_is_not_waited_for_witho
     assert isinstance(waiting.result(SECONDS), pb.Position)
 
 
-def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Job]) -> None:
-    job = make(2)
-    job.begin()
+def test_a_cut_ends_the_waiting_for_a_server_that_is_away(begun: Callable[..., Job]) -> None:
+    job = begun(2)
     job.kill(0)
     pulling = job.beside(lambda: job.client.pull(0, [np.arange(9)]))
     job.client.cut()
@@ -114,9 +108,8 @@ def test_a_cut_ends_the_waiting_for_a_server_that_is_away(make: Callable[..., Jo
         job.client.pull(0, [np.arange(9)])
 
 
-def test_a_cut_ends_a_call_that_a_server_does_not_answer(make: Callable[..., Job]) -> None:
-    job = make(1)
-    job.begin()
+def test_a_cut_ends_a_call_that_a_server_does_not_answer(begun: Callable[..., Job]) -> None:
+    job = begun(1)
     came, may = threading.Event(), threading.Event()
 
     def wait(method: str) -> None:
@@ -137,10 +130,9 @@ def test_a_cut_ends_a_call_that_a_server_does_not_answer(make: Callable[..., Job
 
 @pytest.mark.parametrize("waits", [False, True], ids=["between two calls", "while it is waited for"])
 def test_a_server_that_comes_back_without_its_log_breaks_the_ring(
-    make: Callable[..., Job], waits: bool
+    begun: Callable[..., Job], waits: bool
 ) -> None:
-    job = make(1)
-    job.begin()
+    job = begun(1)
     job.takes_a_step(0, [1])
     job.kill(0)
     if waits:
@@ -156,9 +148,8 @@ def test_a_server_that_comes_back_without_its_log_breaks_the_ring(
     assert job.client.start_generation(1) == "parameter server 0 has lost its log and rows"
 
 
-def test_the_root_brings_servers_to_the_rings_step_forward_or_back(make: Callable[..., Job]) -> None:
-    job = make(2)
-    job.begin()
+def test_the_root_brings_servers_to_the_rings_step_forward_or_back(begun: Callable[..., Job]) -> None:
+    job = begun(2)
     job.takes_a_step(0, [1, 2])
     job.client.pull(1, ())
     before = job.last
@@ -173,9 +164,8 @@ def test_the_root_brings_servers_to_the_rings_step_forward_or_back(make: Callabl
     assert np.array_equal(job.client.pull(1, [np.array([1, 2])])[0], np.full((2, 2), 0.5))
 
 
-def test_a_server_that_is_further_than_the_ring_can_follow_is_named(make: Callable[..., Job]) -> None:
-    job = make(1)
-    job.begin()
+def test_a_server_that_is_further_than_the_ring_can_follow_is_named(begun: Callable[..., Job]) -> None:
+    job = begun(1)
     for step in range(3):
         job.takes_a_step(step, [1])
     job.client.pull(3, ())
@@ -185,11 +175,10 @@ def test_a_server_that_is_further_than_the_ring_can_follow_is_named(make: Callab
 
 
 def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_without_them(
-    make: Callable[..., Job],
+    begun: Callable[..., Job],
 ) -> None:
     """As when a crashed worker has left a copy of the state that is one step ahead of the others."""
-    job = make(1)
-    job.begin()
+    job = begun(1)
     job.takes_a_step(0, [1])
     job.client.pull(1, ())
     job.takes_a_step(1, [1])
@@ -204,11 +193,10 @@ def test_a_last_step_whose_gradients_another_ring_has_dropped_is_not_applied_wit
 
 
 def test_nobody_is_waited_for_with_patience_after_another_server_has_refused(
-    make: Callable[..., Job],
+    begun: Callable[..., Job],
 ) -> None:
     """As when the model is saved: the one that is away may have ended for good."""
-    job = make(2)
-    job.begin()
+    job = begun(2)
     job.takes_a_step(0, [1, 2])
     job.client.pull(1, ())
     job.kill(0)
@@ -218,10 +206,9 @@ def test_nobody_is_waited_for_with_patience_after_another_server_has_refused(
         job.beside(lambda: job.client.rows_of(0, np.arange(9))).result(SECONDS)
 
 
-def test_servers_that_went_back_are_not_taken_for_those_of_the_ring_before(make: Callable[..., Job]) -> None:
+def test_servers_that_went_back_are_not_taken_for_those_of_the_ring_before(begun: Callable[..., Job]) -> None:
     """Also if no worker was notified of it, and they had lost the generation that the same worker claimed."""
-    job = make(1)
-    job.begin()
+    job = begun(1)
     job.takes_a_step(0, [1])
     job.client.pull(1, ())
     job.kill(0)
@@ -262,9 +249,8 @@ def test_rows_are_not_sent_before_the_generation_has_started(make: Callable[...,
     assert len(pulling.result(SECONDS)[0]) == 3
 
 
-def test_what_a_server_refuses_for_good_ends_the_job_in_its_own_words(make: Callable[..., Job]) -> None:
-    job = make(1)
-    job.begin()
+def test_what_a_server_refuses_for_good_ends_the_job_in_its_own_words(begun: Callable[..., Job]) -> None:
+    job = begun(1)
     words = "parameter server memory limit 1 GiB is reached: raise ps.resources"
 
     def refuse(method: str, request: Any) -> Any:
@@ -291,10 +277,9 @@ def test_a_worker_with_an_old_token_is_to_be_replaced(make: Callable[..., Job]) 
 
 
 def test_rows_of_the_next_state_are_brought_before_the_step_is_in_this_workers_state(
-    make: Callable[..., Job],
+    begun: Callable[..., Job],
 ) -> None:
-    job = make(2)
-    job.begin()
+    job = begun(2)
     ids = np.arange(6)
     job.takes_a_step(0, list(range(6)))
     after, job.last = job.last, None
@@ -307,10 +292,9 @@ def test_rows_of_the_next_state_are_brought_before_the_step_is_in_this_workers_s
 
 
 def test_a_step_is_staged_while_something_else_is_done_and_not_before_a_server_says_so(
-    make: Callable[..., Job],
+    begun: Callable[..., Job],
 ) -> None:
-    job = make(1)
-    job.begin()
+    job = begun(1)
     job.client.pull(0, ())
     may = threading.Event()
     job.there[0].before = lambda method: may.wait(SECONDS) if method == "Push" else None
@@ -324,9 +308,8 @@ def test_a_step_is_staged_while_something_else_is_done_and_not_before_a_server_s
     assert np.array_equal(job.client.pull(1, [np.array([3])])[0], [[1, 1]])
 
 
-def test_a_call_is_answered_while_another_of_the_same_worker_waits(make: Callable[..., Job]) -> None:
-    job = make(1)
-    job.begin()
+def test_a_call_is_answered_while_another_of_the_same_worker_waits(begun: Callable[..., Job]) -> None:
+    job = begun(1)
     may = threading.Event()
     job.there[0].before = lambda method: may.wait(SECONDS) if method == "Pull" else None
     pulling = job.client.begin_pull(0, [np.arange(3)])
@@ -336,9 +319,8 @@ def test_a_call_is_answered_while_another_of_the_same_worker_waits(make: Callabl
     assert len(pulling.result()[0]) == 3
 
 
-def test_who_is_not_waited_for_any_more_leaves_nothing_behind(make: Callable[..., Job]) -> None:
-    job = make(1)
-    job.begin()
+def test_who_is_not_waited_for_any_more_leaves_nothing_behind(begun: Callable[..., Job]) -> None:
+    job = begun(1)
     may = threading.Event()
     job.there[0].before = lambda method: may.wait(SECONDS) if method == "Pull" else None
     job.client.begin_pull(0, [np.arange(3)]).forget()
@@ -347,9 +329,8 @@ def test_who_is_not_waited_for_any_more_leaves_nothing_behind(make: Callable[...
     assert len(job.client.pull(0, [np.arange(4)])[0]) == 4
 
 
-def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..., Job]) -> None:
-    job = make(1)
-    job.begin()
+def test_a_request_says_of_which_step_the_worker_has_the_state(begun: Callable[..., Job]) -> None:
+    job = begun(1)
     job.takes_a_step(0, [1])
     with pytest.raises(RuntimeError, match="rows of step 3 requested with the commit of step 0"):
         job.client.pull(3, ())
@@ -360,11 +341,10 @@ def test_a_request_says_of_which_step_the_worker_has_the_state(make: Callable[..
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_rows_of_any_ids_are_those_of_the_state_that_the_worker_has(
-    make: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
+    begun: Callable[..., Job], servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edl.trainer.ps_client.messages.PAGE_BYTES", 5 * (8 + 4 * 2))  # five rows a page
-    job = make(servers)
-    job.begin()
+    job = begun(servers)
     ids = np.arange(23)
     job.takes_a_step(0, [2, 19])
     found = job.client.rows_of(0, ids)

@@ -21,10 +21,9 @@ from tests.support.ps.client_jobs import SECONDS, Job
 
 
 def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
-    make: Callable[..., Job], tmp_path: Path
+    begun: Callable[..., Job], tmp_path: Path
 ) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
+    job = begun(2, Store.open(str(tmp_path)))
     job.takes_a_step(0, [1, 2, 3])
     may = threading.Event()
     for server in job.there:
@@ -41,44 +40,41 @@ def test_servers_take_their_parts_before_the_next_step_and_write_them_beside_it(
 
 
 def test_parts_that_are_not_waited_for_are_given_up(
-    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
+    job = begun(2, Store.open(str(tmp_path)))
     job.takes_a_step(0, [1])
     goes_on = threading.Event()
     for server in job.there:
         server.before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
-    begun: list[Any] = []
-    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
+    parts: list[Any] = []
+    monkeypatch.setattr(Interrupt, "begins", lambda _, call: parts.append(call))
     with pytest.raises(OSError, match="disk full"), job.client.take_parts(1, "an-attempt", 1):
         raise OSError("disk full")
-    assert [call.code() for call in begun] == [grpc.StatusCode.CANCELLED] * 2
+    assert [call.code() for call in parts] == [grpc.StatusCode.CANCELLED] * 2
     goes_on.set()
 
 
 def test_a_part_is_not_waited_for_when_another_part_is_not_taken(
-    make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
+    job = begun(2, Store.open(str(tmp_path)))
     job.takes_a_step(0, [1])
     goes_on = threading.Event()
     job.there[1].before = lambda method: goes_on.wait(SECONDS) if method == "written" else None
     job.kill(0)
-    begun: list[Any] = []
-    monkeypatch.setattr(Interrupt, "begins", lambda _, call: begun.append(call))
+    parts: list[Any] = []
+    monkeypatch.setattr(Interrupt, "begins", lambda _, call: parts.append(call))
     with pytest.raises(PartNotWritten, match="parameter server 0"):
         job.client.take_parts(1, "another", 1)
-    assert begun[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
+    assert parts[-1].code() is grpc.StatusCode.CANCELLED, "the part of server 1, which writes it"
     goes_on.set()
 
 
 def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
-    make: Callable[..., Job], tmp_path: Path
+    begun: Callable[..., Job], tmp_path: Path
 ) -> None:
-    job = make(2, Store.open(str(tmp_path)))
-    job.begin()
+    job = begun(2, Store.open(str(tmp_path)))
     job.takes_a_step(0, [1])
     job.kill(1)
     with (
@@ -105,10 +101,9 @@ def test_a_part_that_cannot_be_written_fails_the_attempt_and_nothing_else(
 
 
 def test_a_checkpoint_that_a_server_cannot_read_is_asked_for_again_and_then_refused(
-    make: Callable[..., Job],
+    begun: Callable[..., Job],
 ) -> None:
-    job = make(1)
-    job.begin()
+    job = begun(1)
     words = "there is no checkpoint of step 3, attempt 'a'"
     tries = list[float]()
 
