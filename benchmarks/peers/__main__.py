@@ -61,7 +61,7 @@ def measured(name: str, work: Path, workers: int, only_steps: bool, **variables:
             job.grow(workers)
             joined = when_whole(job, at, workers)
             found["join: new worker's first step s"] = joined
-            # Of those from before, or of any if all are new ones.
+            # The pause of those from before; if all are new ones, that of any.
             staying = set(job.wait(workers, AGAIN)) & set(before) if joined else set()
             found["join s"] = longest_gap(job.steps(), sorted(staying), at) if joined else None
         if not peer.grows or joined:

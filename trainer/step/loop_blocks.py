@@ -77,7 +77,7 @@ def settle_libraries(threads: int) -> None:
     """Let each library that the script has imported give the same bits again, or raise an error.
 
     Args:
-        threads: of PyTorch, whatever the environment says.
+        threads: of PyTorch; the environment may name another number.
 
     Raises:
         ModelError: one of them computes on a GPU.

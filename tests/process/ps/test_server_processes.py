@@ -52,7 +52,7 @@ async def until(events: asyncio.Queue[ev.Event], kind: type[ev.Event]) -> ev.Eve
 async def running(
     folder: Path, host: str = "127.0.0.1", ended: bool = True, **options: Any
 ) -> AsyncIterator[tuple[asyncio.Queue[ev.Event], ServerProcesses]]:
-    """One server, and what is told of it; at last the job has `ended`, or another master goes on with it."""
+    """One server and its news; at last the job has `ended`, or another master goes on with it."""
     events: asyncio.Queue[ev.Event] = asyncio.Queue()
     plan = Plan(1, "run", folder / "servers", folder, host)
     servers = ServerProcesses(events.put_nowait, plan, "a-token", **options)
