@@ -22,7 +22,6 @@ computed, and a block's gradient is read again while it is in a cache.
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -351,9 +350,9 @@ class BlockLearner(KerasLearner):
         )
 
 
-def _generators() -> bytes:
+def _generators() -> tuple[Any, ...]:
     """The state of Python's and NumPy's global generators of random numbers."""
-    return pickle.dumps((random.getstate(), np.random.get_state()))
+    return random.getstate(), *(np.asarray(part).tobytes() for part in np.random.get_state())
 
 
 def refuse(model: Any) -> None:
