@@ -167,7 +167,7 @@ async def test_a_worker_that_never_becomes_ready_is_given_up(a_job: A_Job) -> No
         summary = await job.exact()
     (failure,) = summary["failures"]
     assert failure["why"].endswith(
-        "hanging.py: model() has not returned for 14 s (elastic.startupTimeoutSeconds)"
+        "hanging.py: model() has not returned for 14.25 s (elastic.startupTimeoutSeconds)"
     )
     assert "threading.Event().wait()" in failure["traceback"]
 
