@@ -156,7 +156,7 @@ def test_a_recommender_survives_a_killed_server_as_the_tutorial_says() -> None:
         job.until(r"the model has 3 edl.layers.Embedding: their rows are on 2 parameter servers")
         job.until(r"held out: .* auc (1\.0|0\.9)")
         os.kill(SERVERS.status()["servers"][0]["pid"], signal.SIGKILL)
-        job.until(r"parameter server 0 can be called again")
+        job.until(r"parameter server 0 listens again")
         SERVERS.run("edl scale --servers 3")
         job.until(r"ring 2 -> 2 in .* 0 records redone \(parameter servers 2 -> 3\)")
         assert "users.parquet: 2,000 rows (all)" in SERVERS.run(EXPORT)
