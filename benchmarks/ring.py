@@ -22,7 +22,7 @@ from benchmarks import large_joins, report
 from benchmarks.jobs import LEASE, ROOT, OurJob
 from benchmarks.journal import MAX_WAIT
 from benchmarks.report import Row, p95
-from benchmarks.steady_state import STEADY, steady
+from benchmarks.steady_state import STEADY, bits, steady
 from benchmarks.stock import Stock
 
 HERE = Path(__file__).parent
@@ -194,13 +194,13 @@ def first_steps(peer: str, work: Path, pairs: int) -> list[Row]:
     return rows
 
 
-PARTS = ("steady", "kill", "reform", "join", "large", "leave", "stop", "init", "first", "balance")
+PARTS = ("steady", "bits", "kill", "reform", "join", "large", "leave", "stop", "init", "first", "balance")
 
 
 def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     peer = ""
-    if set(only) - {"steady", "reform", "large", "leave", "balance"}:
+    if set(only) - {"steady", "bits", "reform", "large", "leave", "balance"}:
         peer = subprocess.run(
             [ROOT / "scripts/dev/bench-peer"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout.strip()
@@ -208,6 +208,7 @@ def measure(only: list[str], pairs: int) -> Iterator[list[Row]]:
         work = Path(directory)
         parts: dict[str, Callable[[], list[Row]]] = {
             "steady": lambda: list(steady(3 * pairs, [c for c in STEADY if c.quick or pairs > report.QUICK])),
+            "bits": lambda: list(bits(3 * pairs)),
             "kill": lambda: kills(peer, work, pairs),
             "reform": lambda: [kills_in_reforming(work, pairs)],
             "join": lambda: [joins(peer, work, pairs)],

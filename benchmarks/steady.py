@@ -6,6 +6,7 @@
 | side | |
 | --- | --- |
 | edl | the worker's own loop, with a session without a master |
+| deterministic | the same with training.deterministic, of the same records |
 | plain | Horovod's DistributedGradientTape, in a ring that cannot change |
 | fit | `keras.fit` of arrays |
 | fit-pipeline | `keras.fit` of a tf.data pipeline, which prefetches batches to the device |
@@ -44,6 +45,7 @@ from edl import config
 from edl.config import values
 from edl.contract.layout import Layout, StepSlice
 from edl.contract.steps import Steps
+from edl.trainer.agreement.exact_sums import BLOCKS
 from edl.trainer.parts.ring_steps import RingSteps
 from edl.trainer.records.batches import Batch, Batches
 from edl.trainer.ring.horovod import HorovodRing
@@ -54,6 +56,7 @@ from edl.trainer.start.build_learner import learner_of
 from edl.trainer.state import State
 from edl.trainer.worker import Worker
 
+OURS = "edl", "deterministic"
 WARM = 6  # steps that are not measured
 MAXIMUM = 1 << 40  # records: more than there is time for
 CLASSES, VOCABULARY = 10, 2000
@@ -124,7 +127,7 @@ def made(model: Model, optimizer: str, jit: bool | str = "auto") -> keras.Model:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steady")
-    parser.add_argument("side", choices=("edl", "plain", *FITS))
+    parser.add_argument("side", choices=(*OURS, "plain", *FITS))
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("optimizer", choices=OPTIMIZERS)
     for name in ("rank", "ranks", "port"):
@@ -158,8 +161,11 @@ def main() -> None:
         FITS[args.side](made(model, args.optimizer, jit), model, x, y)
         return
     ring = HorovodRing(args.port, "lo", f"{args.side}-{args.rank}", store_secret=args.secret)
-    if args.side == "edl":
-        ours(made(model, args.optimizer, jit), model, ring, args.rank, args.ranks, x, y)
+    if args.side in OURS:
+        bits = args.side == "deterministic"
+        if bits:
+            tf.config.experimental.enable_op_determinism()
+        ours(bits, made(model, args.optimizer, jit), model, ring, args.rank, args.ranks, x, y)
         return
     ring.form(args.rank, args.ranks)
     batches = iter(pipeline(model, x, y)) if args.gpu else slices(model, x, y)
@@ -260,8 +266,8 @@ class Paced(Telemetry):
 class Endless:
     """A source that has records at every position."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, batch: int):
-        self._x, self._y, self._batch = x, y, batch
+    def __init__(self, x: np.ndarray, y: np.ndarray):
+        self._x, self._y = x, y
         self.layout = Layout(MAXIMUM)
 
     def lay_out(self, layout: Layout) -> None:
@@ -269,21 +275,29 @@ class Endless:
 
     def batch(self, start: int, stop: int, part: StepSlice) -> Batch:
         first, last = part.of(stop - start)
-        at = start % (len(self._x) - self._batch + 1)
+        at = start % (len(self._x) - last + first + 1)
         x, y = self._x[at : at + last - first], self._y[at : at + last - first]
         return Batch(np.arange(at, at + len(x)), x, y, None)
 
 
 def ours(
-    built: keras.Model, model: Model, ring: HorovodRing, rank: int, ranks: int, x: np.ndarray, y: np.ndarray
+    bits: bool,
+    built: keras.Model,
+    model: Model,
+    ring: HorovodRing,
+    rank: int,
+    ranks: int,
+    x: np.ndarray,
+    y: np.ndarray,
 ) -> None:
     """The worker's own loop, with a session without a master."""
     whole = ranks * model.batch
-    values_ = values.merge(values.defaults(), {"training": {"batchSize": whole}})
+    training_ = {"batchSize": whole, "deterministic": bits}
+    values_ = values.merge(values.defaults(), {"training": training_})
     training = config.parse(values_).training
     learner = learner_of(built, [Batch(np.arange(2), x[:2], y[:2], None)], ring, training, print)
     session = Session(rank, lambda message: None, threading.Event())
-    batches = Batches(Endless(x, y, model.batch), whole, ready=learner.ready)
+    batches = Batches(Endless(x, y), whole, ready=learner.ready, blocks=BLOCKS * bits)
     report = Paced(session, Timing(), whole)
     state = State(learner, batches.steps)
     steps = RingSteps(config.parse(values_), session, state, batches, report)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import statistics
@@ -127,7 +128,9 @@ async def _side(stack: contextlib.AsyncExitStack, case: Steady, name: str) -> Si
     store.open(1)
     command = [sys.executable, "-m", "benchmarks.steady", name, case.model, case.optimizer]
     meeting = [str(port), store.secret]
-    more = worker_environment(os.environ) if name == "edl" else {}  # as its masters start it
+    more = (
+        worker_environment(os.environ) if name in ("edl", "deterministic") else {}
+    )  # as its masters start it
     side = Side([])
     errors = stack.enter_context(tempfile.TemporaryFile("w+b"))
     for rank in range(case.ranks):
@@ -181,6 +184,18 @@ def steady(rounds: int, cases: Sequence[Steady] = STEADY) -> Iterator[Row]:
         if peer_name == "plain":
             memory = ours.mebibytes[-1:], peer.mebibytes[-1:]
             yield Row(f"{name}: memory of a worker", *memory, "MiB", "ratio <= 1.15", more <= 1.15)
+
+
+def bits(rounds: int) -> Iterator[Row]:
+    """Measure the steps of training.deterministic against others, of batches of some 256 records."""
+    for model, ranks in itertools.product(("mlp-1m", "mlp-8m", "mlp-25m"), (2, 3, 4)):
+        case = Steady(model, "adam", ranks, ("deterministic",), options=("--batch", str(-(-256 // ranks))))
+        plain, ours = asyncio.run(measured(case, rounds)).values()
+        name, goal = f"{model}, adam, {ranks} ranks: a deterministic step", "ratio <= 1.15"
+        for what, unit in (("milliseconds", "ms"), ("cpu_milliseconds", "ms of CPU")):
+            row = Row(f"{name}, {unit}", getattr(ours, what), getattr(plain, what), unit, goal)
+            row.met = row.ratio is not None and row.ratio <= 1.15
+            yield row
 
 
 def ratios(ours: Side, peer: Side) -> list[float]:
