@@ -115,7 +115,7 @@ async def test_what_was_learned_is_evaluated_at_boundaries_and_exported_from_its
     steps = [text.split(" on ")[0] for text in job.noticed(Reason.Evaluated)]
     assert steps[:2] == ["Evaluation at step 30", "Evaluation at step 50"], steps
     trained: Any = keras.models.load_model(job.output / artifacts.MODEL)
-    # Of an id that was not learned, a job has the initial row, a saved model zeros (docs/embeddings.md).
+    # The rows of unlearned ids are initial rows in a job, and zeros in a saved model (docs/embeddings.md).
     x, y = digits_by_id.records("test")
     assert trained.evaluate(x, y, verbose=0, return_dict=True) == pytest.approx(summary["metrics"], rel=1e-5)
     exported = tmp_path / "exported.keras"
