@@ -101,7 +101,7 @@ def with_jax() -> tuple[Any, ...]:
 
     keys = jax.random.split(jax.random.key(0))
     params = {"a": jax.random.normal(keys[0], [1, 8]), "b": jax.random.normal(keys[1], [8, 1])}
-    adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(optax.cosine_decay_schedule(0.01, 1000)))
+    adam = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(optax.cosine_decay_schedule(0.01, 10_000)))
     state = edl.State(count=jnp.zeros(RECORDS), params=params, slots=adam.init(params), key=keys[0])
     job = edl.join(state=state, **how)
 
@@ -137,7 +137,7 @@ def with_keras() -> tuple[Any, ...]:
     layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
     network = keras.Sequential([keras.Input([1]), *layers])
     count = keras.Variable(np.zeros(RECORDS, np.float32), name="count")
-    adam = keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 1000), clipnorm=0.5)
+    adam = keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 10_000), clipnorm=0.5)
     adam.build(network.trainable_variables)
     job = edl.join(state=[count, network, adam], **how)
 
