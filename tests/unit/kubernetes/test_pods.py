@@ -195,6 +195,8 @@ def test_why_it_does_not_run() -> None:
     assert pods.delay(gated) == "it is held back by the scheduling gate kueue.x-k8s.io/admission"
     gated["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     assert pods.delay(gated) == "it waits for quota of Kueue's queue team-a"
+    gated["spec"] = {}
+    assert pods.delay(gated) == "", "it is admitted, and the scheduler has not looked at it yet"
     full = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m" * 999}]
     assert pods.delay(a_pod("Pending", conditions=full)) == f"no node has room for it: {'m' * 300}..."
     unbound = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
