@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`scripts/bench queue`: ten jobs of four workers in a queue of Kueue, edl's beside Jobs that begin again.
 
-Two teams have quota for four workers each, and lend each other what they do not use. One has ten jobs of 20 s,
-each with four workers; the other takes its quota back every 30 s, for 10 s. Kueue admits each worker of edl by
-itself, and a Job as a whole: it is suspended when its quota is taken back, and begins again. A step of edl
-sleeps in proportion to its records, and a pod of a Job 20 s: nothing competes for the CPUs of one machine.
+Two teams have quota for four workers each, and lend each other what they do not use. One has ten jobs of 20
+s with four workers each; the other takes its quota back every 30 s, for 10 s. Kueue admits each worker of
+edl by itself, and a Job as a whole: it is suspended when its quota is taken back, and begins again. A step
+of edl sleeps in proportion to its records, a pod of a Job 20 s: nothing competes for the CPUs of one
+machine.
 """
 
 from __future__ import annotations
