@@ -165,19 +165,17 @@ def deleting(pod: Pod) -> bool:
 
 def delay(pod: Pod) -> str:
     """Why the worker does not run yet; empty if no intervention is needed."""
+    # The condition SchedulingGated outlives the gates until the scheduler looks at the pod.
+    if gates := [gate["name"] for gate in pod.get("spec", {}).get("schedulingGates") or []]:
+        queue = (pod["metadata"].get("labels") or {}).get(QUEUE)
+        if queue and ADMISSION in gates:
+            return f"it waits for quota of Kueue's queue {queue}"
+        return f"it is held back by the scheduling gate {', '.join(gates)}"
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             why = short(condition)
             volume = "persistentvolumeclaim" in why.lower()  # more nodes would not help
             return f"{'its volume is not there' if volume else 'no node has room for it'}: {why}"
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
-            gates = ", ".join(
-                gate.get("name", "") for gate in pod.get("spec", {}).get("schedulingGates") or []
-            )
-            queue = (pod["metadata"].get("labels") or {}).get(QUEUE)
-            if queue and ADMISSION in gates:
-                return f"it waits for quota of Kueue's queue {queue}"
-            return f"it is held back by the scheduling gate {gates or 'of an unknown name'}"
     for container in containers(pod, "initContainerStatuses", "containerStatuses"):
         waiting = container.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in STUCK:

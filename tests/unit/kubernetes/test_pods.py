@@ -188,13 +188,13 @@ def test_why_it_does_not_run() -> None:
     assert pods.delay(a_pod("Pending", {"waiting": {"reason": "ContainerCreating"}})) == ""
     stuck = {"waiting": {"reason": "ErrImagePull", "message": "not\n  found"}}
     assert pods.delay(a_pod("Pending", stuck)) == "ErrImagePull: not found"
-    gated = a_pod(
-        "Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
-    )
+    held = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+    gated = a_pod("Pending", conditions=held)
     gated["spec"] = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
     assert pods.delay(gated) == "it is held back by the scheduling gate kueue.x-k8s.io/admission"
     gated["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     assert pods.delay(gated) == "it waits for quota of Kueue's queue team-a"
+    assert pods.delay(a_pod("Pending", conditions=held)) == "", "admitted, and not looked at by the scheduler"
     full = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m" * 999}]
     assert pods.delay(a_pod("Pending", conditions=full)) == f"no node has room for it: {'m' * 300}..."
     unbound = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
