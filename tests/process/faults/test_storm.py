@@ -77,8 +77,8 @@ def of_an_elastic_horovod_script() -> None:
 def of_a_deterministic_own_loop() -> None:
     """Also the master is killed; the bits are those of one worker, and the network that of the loop alone."""
     pytest.importorskip("torch")
-    model = ["--model", "counting_loop.py", "--records", "2000", "--epochs", "6"]
-    storm("--workers", "3", "--deterministic", *model, faults=8, library="torch")
+    model = ["--model", "counting_loop.py", "--records", "1000", "--epochs", "4"]
+    storm("--workers", "3", "--deterministic", *model, faults=5, library="torch")
 
 
 STORMS = (
