@@ -84,6 +84,7 @@ class Flaky:
         # A failing setup or teardown may have left the fixtures of other tests in any state.
         if [report.when for report in failed] == ["call"] and (ticket := self._ticket()):
             entry = made(failed[0])
+            ticket.write_text(failed[0].longreprtext)
             item._initrequest()  # type: ignore[attr-defined]
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
             if not any(report.failed for report in reports):
@@ -119,6 +120,7 @@ def made(report: pytest.TestReport) -> Entry:
 def main(folder: Path) -> int:
     wrong = settle(folder)
     for file in sorted(folder.glob("pardon-*")):
+        print(file.with_name(file.name.removeprefix("pardon-")).read_text())
         print(f"failed, then passed under the same load; entered in tests/flaky.json: {file.read_text()}")
     for why in wrong:
         print(f"flaky: {why}")

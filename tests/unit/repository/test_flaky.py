@@ -58,6 +58,7 @@ def test_a_failed_test_is_run_again_and_written_down(tmp_path: Path) -> None:
     ledger = tmp_path / "flaky.json"
     ledger.write_text(json.dumps([entry("test_first_failing.py::test_it[a]", 0)]))
     assert flaky.settle(pardons, ledger) == [], "the last time is long ago"
+    assert "assert (1 > 1" in (pardons / "0").read_text(), "why it failed is printed with the entry"
     before, now = flaky.read(ledger)
     assert before["landing"] == 0
     assert (now["test"], now["seed"], now["landing"]) == (
