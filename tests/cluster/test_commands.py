@@ -56,8 +56,8 @@ def somebody_who_may_look(namespace: Namespace, folder: Path) -> Path:
 
 def test_a_job_from_its_install_to_its_end(release: Callable[..., Release], tmp_path: Path) -> None:
     # Which workers there are is checked by number: none may be lost for a second of silence under load.
-    patient = {"elastic.heartbeatTimeoutSeconds": "20"}
-    job = release(**talking(workers="3"), **patient, **{"model.module": "counting"})
+    sets = {"model.module": "counting", "elastic.heartbeatTimeoutSeconds": "20"}
+    job = release(**talking(workers="3"), **sets)
     job.install()
     waited = edl(job, "wait", "--for", "training", "--timeout", "2m")
     # Training means that there is a ring, which may not have made its first step.

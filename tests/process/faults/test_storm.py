@@ -74,6 +74,13 @@ def of_an_elastic_horovod_script() -> None:
     storm("--workers", "3", "--model", "counting_horovod.py", "--epochs", "40", faults=12)
 
 
+def of_a_full_disk() -> None:
+    """The small disk with all files of a job is full at times, and away before the next job."""
+    if os.geteuid():
+        pytest.skip("to mount a small disk takes root")
+    storm("--workers", "3", "--disk", "64", faults=10)
+
+
 def of_a_deterministic_own_loop() -> None:
     """Also the master is killed; the bits are those of one worker, and the network that of the loop alone."""
     pytest.importorskip("torch")
@@ -87,6 +94,7 @@ STORMS = (
     of_servers_that_have_all_weights,
     of_workers_and_their_readers,
     of_an_elastic_horovod_script,
+    of_a_full_disk,
     of_a_deterministic_own_loop,
 )
 
