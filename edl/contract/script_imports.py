@@ -8,6 +8,7 @@ import ends the list: it may set a variable such as KERAS_BACKEND, which an impo
 from __future__ import annotations
 
 import ast
+import itertools
 import sys
 from pathlib import Path
 
@@ -17,6 +18,8 @@ VARIABLE = "EDL_SCRIPT_IMPORTS"
 
 def leading_imports(script: str) -> list[str]:
     """The modules that a script's first statements import, without those of Python itself.
+
+    A file beside the script ends the list: it is imported in the place of an installed package of its name.
 
     Args:
         script: the path of a Python file, or its text (it has more than one line then).
@@ -36,13 +39,19 @@ def leading_imports(script: str) -> list[str]:
             case _:
                 break
     ours = {*sys.stdlib_module_names, "edl"}
-    return [name for name in dict.fromkeys(found) if name.partition(".")[0] not in ours]
+    foreign = [name for name in dict.fromkeys(found) if name.partition(".")[0] not in ours]
+    return [*itertools.takewhile(lambda name: not _is_beside(script, name.partition(".")[0]), foreign)]
 
 
 def relative_depth(script: Path) -> int:
     """The greatest number of dots of a script's relative imports; 0 without one: it belongs to no package."""
     nodes = ast.walk(_parsed(str(script)))
     return max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _is_beside(script: str, root: str) -> bool:
+    folder = Path(script).parent
+    return "\n" not in script and any((folder / f"{root}{end}").is_file() for end in (".py", "/__init__.py"))
 
 
 def _parsed(script: str) -> ast.Module:

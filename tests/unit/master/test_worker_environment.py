@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,14 @@ def test_only_imports_before_any_other_statement_are_made_for_a_script(
     script: str, modules: list[str]
 ) -> None:
     assert script_imports.leading_imports(script) == modules
+
+
+def test_a_file_beside_a_script_is_imported_by_the_script_although_a_package_has_its_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "requests.py").touch()
+    (script := tmp_path / "train.py").write_text("import numpy\nimport requests\nimport keras\n")
+    assert script_imports.leading_imports(str(script)) == ["numpy"]
 
 
 LEFTOVERS = [
