@@ -126,7 +126,7 @@ class Alone:
     def train(self, job: Job, learner: LoopLearner, batches: Batches) -> None:
         """Train in a ring of this process alone."""
         session = Session(0, lambda message: None, threading.Event())
-        report = Telemetry(session, batches.steps, log=print)
+        report = Telemetry(session, batches.steps, log=print, has_loss=learner.has_loss)
         state = State(learner, batches.steps)
         steps = RingSteps(self.config, session, state, batches, report)
         stop = CallbackCalls(LoopStop(lambda: job.asks_stop or learner.is_stopped), state, self.ring, report)

@@ -149,7 +149,7 @@ class Served:
             session.say_finished(pb.Finished(model=self._saved_model()))
 
         restore = Restore(state, of_job(config, session, learner, begun.stream.run_id))
-        report = Telemetry(session, batches.steps)
+        report = Telemetry(session, batches.steps, has_loss=learner.has_loss)
         worker = assemble(
             config,
             session,

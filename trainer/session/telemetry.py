@@ -35,6 +35,7 @@ class Telemetry:
         clock: returns monotonic time in seconds.
         log: receives a line about the training now and then.
         near_end: called once, when the last step is near, so that saving the model can be prepared.
+        has_loss: whether the steps have a loss; a loop of the user's own may report none.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class Telemetry:
         clock: Callable[[], float] = time.monotonic,
         log: Callable[[str], None] = log.info,
         near_end: Callable[[], None] | None = None,
+        has_loss: bool = True,
     ):
+        self._has_loss = has_loss
         self._session, self._clock, self._log, self._near_end = session, clock, log, near_end
         self._pace: float | None = None  # seconds from one step to the next
         self._records = 0  # trained by this worker in this ring
@@ -132,7 +135,7 @@ class Telemetry:
             self._pace = took if self._pace is None else MEMORY * self._pace + (1 - MEMORY) * took
         self._comes_back(generation, rank, step, now)
         self._records += trained
-        if agreed.records and not agreed.nonfinite:
+        if self._has_loss and agreed.records and not agreed.nonfinite:
             epoch = self._steps.epoch(step - 1)
             before = self._loss if self._loss and self._loss.epoch == epoch else EpochLoss(epoch)
             self._loss = before.after(agreed.loss, agreed.records)
@@ -220,7 +223,7 @@ class Telemetry:
             if rank == 0:
                 self._session.say(generation, epoch_ended=self._epoch(ended, epochs.last_loss))
             self._loss = None
-        elif epochs.records:
+        elif self._has_loss and epochs.records:
             last = self._loss.last if self._loss is not None else 0.0
             self._loss = EpochLoss(
                 self._steps.epoch(step), epochs.records, epochs.loss / epochs.records, last

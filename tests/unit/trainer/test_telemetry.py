@@ -11,6 +11,7 @@ from edl.contract.heartbeats import ServerWait, Usage
 from edl.contract.proto import edl_pb2 as pb
 from edl.contract.steps import Steps
 from edl.trainer.agreement.control import Agreed
+from edl.trainer.agreement.epochs import Epochs
 from edl.trainer.session.state import EpochLoss, Progress, Session
 from edl.trainer.session.telemetry import LOG_SECONDS, STALENESS_STEPS, Telemetry
 
@@ -21,13 +22,17 @@ LOSS, METRICS = 2.5, {"accuracy": 0.5}  # of each epoch
 class Teller:
     """A report, and a clock that the test moves."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_loss: bool = True) -> None:
         self.now = 100.0
         self.messages: list[pb.FromWorker] = []
         self.session = Session(0, self.messages.append, Event())
         self.near: list[float] = []  # times at which the end was reported to be near
         self.report = Telemetry(
-            self.session, STEPS, lambda: self.now, near_end=lambda: self.near.append(self.now)
+            self.session,
+            STEPS,
+            lambda: self.now,
+            near_end=lambda: self.near.append(self.now),
+            has_loss=has_loss,
         )
         self.report.ring_formed()
 
@@ -197,6 +202,14 @@ def test_an_epoch_of_which_every_step_was_left_out_has_no_loss() -> None:
         t.step(step=step, loss=float("nan"), nonfinite=True)
     t.step(step=27)
     assert t.ended[1:] == [pb.EpochEnded(epochs=2, metrics=METRICS)]
+
+
+def test_a_loop_that_reports_no_loss_has_none_in_its_status() -> None:
+    t = Teller(has_loss=False)
+    t.step(step=7, loss=0.0)
+    assert t.session.progress.loss is None
+    t.report.boundary(3, 0, 8, Epochs(loss=0.0, records=8), 0)
+    assert t.session.progress.loss is None
 
 
 def test_goodput_is_the_share_of_time_in_steps_that_came_back() -> None:
