@@ -248,9 +248,11 @@ class LoopLearner:
         """Refuse a loop that has changed its state in this turn by itself, if the step is checked.
 
         Raises:
-            ModelError: names the variables.
+            ModelError: names the variables; or an optimizer has made its variables already.
         """
         self._checked = self._state.digests() if len(self._before) and self._whole else self._before
+        if len(self._checked) > len(self._before):
+            raise ModelError(f"step {step + 1} has made variables of the state {when}; {RULE}")
         if names := self._names(self._checked != self._before):
             raise ModelError(f"step {step + 1} has changed {names} of the state {when}; {RULE}")
 

@@ -273,6 +273,19 @@ def test_a_loader_that_chooses_its_records_is_refused() -> None:
         joined([torch.zeros(1)], loader)
 
 
+def test_an_optimizer_that_steps_before_the_mean_is_refused_though_its_slots_are_new() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def body(step: Any) -> None:
+        loss_of(model, step.records).backward()
+        optimizer.step()
+        step.mean(model)
+
+    told = failed([model, optimizer], body)
+    assert "step 1 has made variables of the state before it called step.mean(); between two steps" in told
+
+
 def test_the_training_ends_with_the_epoch_in_which_the_loop_asks_for_it() -> None:
     model, seen = network(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
