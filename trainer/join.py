@@ -64,23 +64,27 @@ def join(
         ModelError: this is the second call in this process, or an argument is not the job's value.
     """
     global host
-    shuffle = None
+    shuffle, owner = None, "edl.join()"
     if is_loader(data):
+        owner = "the DataLoader"
         batch_size, shuffle = batch_size or data.batch_size, type(data.sampler).__name__ == "RandomSampler"
     found = host or Alone(seed, batch_size, epochs, shuffle)
     if found.job is not None:
         raise ModelError(f"{caller()}: edl.join() was called a second time in this process")
     training = found.config.training
-    for name, key, given, used in (
+    both = (
         ("seed", "training.seed", seed, training.seed),
         ("batch_size", "training.batchSize", batch_size, training.batch_size),
         ("shuffle", "data.shuffle", shuffle, found.config.data.shuffle),
-    ):
-        if given is not None and given != used:
-            raise ModelError(
-                f"{caller()}: edl.join({name}={given}), but {key} of the job is {used}; leave {name} out, or "
-                f"set --set {key}={json.dumps(given)}"
-            )
+    )
+    if unlike := [each for each in both if each[2] not in (None, each[3])]:
+        ours = " and ".join(f"{name}={given}" for name, _, given, _ in unlike)
+        theirs = " and ".join(f"{key}={json.dumps(used)}" for _, key, _, used in unlike)
+        sets = ",".join(f"{key}={json.dumps(given)}" for _, key, given, _ in unlike)
+        raise ModelError(
+            f"{caller()}: {owner} has {ours}, but the job has {theirs}; start it with --set {sets}, or "
+            "change the script"
+        )
     found.job = job = Job(found, data, state)
     host = found
     return job

@@ -131,7 +131,10 @@ class Job:
             ModelError: the loop breaks a rule of edl; the text says which, and where.
         """
         if self.has_begun:
-            raise ModelError(f"{caller()}: job.steps() was called a second time")
+            raise ModelError(
+                f"{caller()}: job.steps() was called a second time; one call yields the steps of all epochs: "
+                "put what follows each epoch under `if step.ends_epoch:`"
+            )
         self.has_begun = True
         try:
             yield from self._try()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import runpy
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +86,10 @@ def run(script: str, arguments: Sequence[str]) -> None:
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise UserCodeError(f"{path.name} has called sys.exit({error.code!r})") from error
+            given = f" with the arguments `{shlex.join(arguments)}`; options of edl come before --script"
+            raise UserCodeError(
+                f"{path.name} has called sys.exit({error.code!r})" + given * bool(arguments)
+            ) from error
 
 
 class _Comparison(LoopPart):

@@ -124,8 +124,8 @@ class Behind:
         for name, array, before in zip(self.names, arrays, self._shapes, strict=True):
             if (array.shape, array.dtype) != (before.shape, before.dtype):
                 raise ModelError(
-                    f"{name} is {array.dtype} {list(array.shape)}; it was {before.dtype} "
-                    f"{list(before.shape)} before, and a state keeps its types and shapes"
+                    f"{name} is {array.dtype} {list(array.shape)}; edl.join() was given {before.dtype} "
+                    f"{list(before.shape)}, and a state keeps its types and shapes: convert it before"
                 )
         return arrays
 

@@ -167,6 +167,16 @@ def test_a_step_that_is_not_finite_is_refused_with_its_records() -> None:
     assert "records" in found
 
 
+def narrowed(state: Any) -> Callable[[loop.Step], object]:
+    """A loop whose first update makes float32 of float64, as JAX does."""
+
+    def body(step: loop.Step) -> None:
+        if (mean := step.mean([np.zeros(2, np.float32)])) is not None:
+            state.weight = mean[0]
+
+    return body
+
+
 def mistakes() -> Iterator[tuple[str, Any, Callable[[loop.Step], object], str]]:
     weight, moving = np.zeros(2, np.float32), tf.Variable(0.0, name="moving")
     yield "never calls mean", weight, lambda step: None, "did not call step.mean() for step 1"
@@ -180,6 +190,8 @@ def mistakes() -> Iterator[tuple[str, Any, Callable[[loop.Step], object], str]]:
         lambda step: step.mean([longer(step)]),
         "gradient 0 of step.mean() is float [3],",
     )
+    wide = edl.State(weight=np.zeros(2))
+    yield "a type that changes", wide, narrowed(wide), "is float32 [2]; edl.join() was given float64 [2], and"
     yield "integers", weight, lambda step: step.mean([np.zeros(1, int)]), "is of int64"
     yield "a number", weight, lambda step: step.mean([1.0]), "of type float"
     changed = lambda step: (moving.assign_add(1.0), step.mean([weight]))  # noqa: E731
@@ -244,6 +256,8 @@ def test_a_loop_that_is_left_cannot_save() -> None:
             continue
         break
     assert "was left before the job's end" in job.left_early
+    with pytest.raises(edl.EdlError, match=r"a second time; one call yields the steps of all epochs"):
+        next(job.steps())
     with pytest.raises(edl.EdlError, match=r"test_loop.py, line \d+: job.save\(\) was called before"):
         job.save(lambda directory: None)
 
@@ -287,7 +301,7 @@ def test_a_script_runs_as_python_runs_it(
     (file := tmp_path / "train.py").write_text(text)
     script.run(text if as_text else str(file), ["0", "--x"])
     assert capsys.readouterr().out == "__main__ ['0', '--x']\n"
-    with pytest.raises(edl.EdlError, match=r"has called sys.exit\(3\)"):
+    with pytest.raises(edl.EdlError, match=r"sys.exit\(3\) with the arguments `3`; options of edl"):
         script.run(text if as_text else str(file), ["3"])
     with pytest.raises(edl.EdlError, match="there is no file"):
         script.run(str(tmp_path / "none.py"), [])

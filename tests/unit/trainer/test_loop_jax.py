@@ -115,7 +115,7 @@ def mistakes() -> Iterator[tuple[str, Any, Any, str]]:
         if step.mean([np.ones(3, np.float32)]) is not None:
             wide.w = jax.numpy.zeros(4)
 
-    yield "shape", wide, widened, "state['w'] is float32 [4]; it was float32 [3] before"
+    yield "shape", wide, widened, "state['w'] is float32 [4]; edl.join() was given float32 [3]"
     more = edl.State(w=jax.numpy.zeros(3))
 
     def grown(step: Any) -> None:

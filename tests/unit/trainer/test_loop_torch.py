@@ -273,6 +273,19 @@ def test_a_loader_that_chooses_its_records_is_refused() -> None:
         joined([torch.zeros(1)], loader)
 
 
+def test_a_loader_that_differs_from_the_values_of_the_job_is_refused_with_all_values_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(join, "host", join.Alone(None, 32, 1, True))
+    loader = torch.utils.data.DataLoader(Words(), batch_size=5)
+    told = (
+        "the DataLoader has batch_size=5 and shuffle=False, but the job has training.batchSize=32 and "
+        "data.shuffle=true; start it with --set training.batchSize=5,data.shuffle=false, or"
+    )
+    with pytest.raises(edl.EdlError, match=told):
+        edl.join(data=loader, state=[torch.zeros(1)])
+
+
 def test_an_optimizer_that_steps_before_the_mean_is_refused_though_its_slots_are_new() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
