@@ -53,8 +53,9 @@ def join(
         data: the training's records: a reader, or what `edl.dataset` takes. A DataLoader of PyTorch also
             says the batch size, and whether records are shuffled.
         state: what a new worker is sent and a checkpoint holds, and all that the loop trains: modules,
-            optimizers and schedulers of PyTorch, models and optimizers of Keras, tf.Variables, writable NumPy
-            arrays, `edl.State(...)`, `edl.state(get, set)`, and lists, tuples and dicts of these.
+            optimizers and schedulers of PyTorch, models and optimizers of Keras, tf.Variables, tf.Modules,
+            writable NumPy arrays, `edl.State(...)`, `edl.state(get, set)`, and lists, tuples and dicts of
+            these.
         seed, batch_size: of the order of the records, and the records of a step over all workers. In a job,
             its values training.seed and training.batchSize decide, and must be the same.
         epochs: for a loop that runs alone; in a job, training.epochs decides.

@@ -274,8 +274,8 @@ class Step:
     def records(self) -> Any:
         """This worker's records of the step, as the reader returns them: arrays with an entry for each.
 
-        They are tensors if the data are of PyTorch. With training.deterministic, they are a block of the
-        step, and a worker has several of them one after the other.
+        They are tensors if the data are of PyTorch. float64 becomes float32. With training.deterministic,
+        they are a block of the step, and a worker has several of them one after the other.
         """
         if self._records is None:
             self._records = map_leaves(self._job.records, self._turn.records)
@@ -314,8 +314,9 @@ class Step:
         """The mean over all records of the step, on all workers.
 
         Args:
-            gradients: means over `records`: tensors, NumPy arrays or None, in a list, tuple or dict; the
-                same shapes in each step. tf.IndexedSlices become dense.
+            gradients: modules of PyTorch after `backward()`, or means over `records`: tensors, NumPy arrays
+                or None, in a list, tuple, dict or pytree; the same shapes in each step. tf.IndexedSlices
+                become dense, and halves are summed as float32.
             loss: the mean loss of `records`, a number; for the history.
             metrics: further means by name, numbers; for the history.
 

@@ -40,6 +40,10 @@ METHODS = (
     ("job.", "Job", "save"),
     ("step.", "Step", "mean"),
 )  # of what edl.join returns
+ATTRIBUTES = {
+    "job.": ("Job", ("batch_size", "steps_per_epoch", "seed")),
+    "step.": ("Step", ("records", "number", "epoch", "ends_epoch", "seed", "weight")),
+}
 HEAD = """# Python API
 
 The names of the package `edl`, from their docstrings. `edl.layers.Embedding` is on [a page of its
@@ -125,11 +129,23 @@ def method(prefix: str, of: str, name: str) -> str:
     return f"### {prefix}{name}\n\n```python\n{signature(prefix, node)}\n```\n\n{text}\n"
 
 
+def attributes() -> str:
+    """Return the section of the attributes of what `edl.join` returns."""
+    lines = []
+    for prefix, (of, names) in ATTRIBUTES.items():
+        tree = definition(of, ast.parse(source(of).read_text()))
+        assert isinstance(tree, ast.ClassDef)
+        for name in names:
+            text = " ".join((ast.get_docstring(definition(name, tree)) or "").split())
+            lines.append(f"- `{prefix}{name}`: {text}")
+    return "### Attributes of job and step\n\n" + "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Print the page."""
     rest = sorted(set(edl.__all__) - {*ORDER}, key=str.lower)
     entries = {name: entry(name) for name in (*ORDER, *rest)}
-    entries["join"] += "\n" + "\n".join(method(*of) for of in METHODS)
+    entries["join"] += "\n" + "\n".join(method(*of) for of in METHODS) + "\n" + attributes()
     print("\n".join([HEAD, *entries.values()]), end="")
 
 
