@@ -147,8 +147,8 @@ class Tree:
                     refuse(self._named(path), leaf)
                 if self._settled:
                     raise ModelError(
-                        f"{self._named(path)} was made in a step, and was not in the state of the trial "
-                        "steps; all workers must have the same variables"
+                        f"{self._named(path)} was made after the trial steps, and all workers must have the "
+                        "same variables; let an optimizer step with zero gradients before edl.join()"
                     )
                 self._kinds[path] = kind
             elif known != kind:

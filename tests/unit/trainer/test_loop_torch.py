@@ -299,6 +299,21 @@ def test_an_optimizer_that_steps_before_the_mean_is_refused_though_its_slots_are
     assert "step 1 has made variables of the state before it called step.mean(); between two steps" in told
 
 
+def test_an_optimizer_that_begins_later_is_told_to_step_before_the_loop() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def body(step: Any) -> None:
+        optimizer.zero_grad()
+        loss_of(model, step.records).backward()
+        if step.mean(model) is not None and step.number > 1:
+            optimizer.step()
+
+    told = failed([model, optimizer], body)
+    assert "state[1].state.0.step was made after the trial steps" in told
+    assert "let an optimizer step with zero gradients before edl.join()" in told
+
+
 def test_the_training_ends_with_the_epoch_in_which_the_loop_asks_for_it() -> None:
     model, seen = network(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
