@@ -29,7 +29,7 @@ MAX_NAMED = 5  # workers in a sentence
 BEGINNING = "starting"  # the reason of a job until its first ring, or what it waits for, is known
 BEFORE_READY = {  # what workers do in their states
     WorkerState.PENDING: "not running yet",
-    WorkerState.STARTING: "importing TensorFlow",
+    WorkerState.STARTING: "importing its packages",
     WorkerState.INITIALIZING: "importing and building the model, and trying a step",
 }
 # A time that a step waits is shown as the greatest of these that it exceeds, so that the words change seldom.
