@@ -120,7 +120,8 @@ class Running:
         return list(job.ring.members) if whole else []
 
     def pid(self, worker: int) -> int:
-        return int(self.job.pool[worker].handle)
+        """The process of a worker, which may be lost already, until its exit is reported."""
+        return int((self.job.pool.get(worker) or self.job.pool.lost[worker]).handle)
 
     def noticed(self, reason: Reason) -> list[str]:
         """The texts of the core's notices of this reason."""

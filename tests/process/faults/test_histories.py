@@ -13,6 +13,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ async def live(job: Running, chance: random.Random) -> bool:
                 worker = chance.choice(members)
                 job.kill(worker, number=signal.SIGSTOP)
                 await asyncio.sleep(chance.uniform(0.0, 3.0))  # as long as a machine may be moved
-                if job.gone(worker) is None:
+                with suppress(KeyError, ProcessLookupError):  # it was lost for its silence, and killed
                     job.kill(worker, number=signal.SIGCONT)
             case "scale":
                 job.master.scale(chance.randint(1, MOST))

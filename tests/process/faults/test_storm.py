@@ -76,8 +76,6 @@ def of_an_elastic_horovod_script() -> None:
 
 def of_a_full_disk() -> None:
     """The small disk with all files of a job is full at times, and away before the next job."""
-    if os.geteuid():
-        pytest.skip("to mount a small disk takes root")
     storm("--workers", "3", "--disk", "64", faults=10)
 
 
@@ -94,7 +92,7 @@ STORMS = (
     of_servers_that_have_all_weights,
     of_workers_and_their_readers,
     of_an_elastic_horovod_script,
-    of_a_full_disk,
+    *[of_a_full_disk] * (os.geteuid() == 0),  # to mount a disk takes root
     of_a_deterministic_own_loop,
 )
 
