@@ -148,7 +148,9 @@ class FoundRelease:
         """Location of the predictions; empty: they are lost with the workers' pods."""
         with suppress(EdlError):
             if elsewhere := self.values.get("prediction", {}).get("dir"):
-                return f"{elsewhere} of the workers' containers"
+                if elsewhere.startswith("master://"):
+                    return self._on_master(artifacts.PREDICTIONS)
+                return elsewhere if "://" in elsewhere else f"{elsewhere} of the workers' containers"
         return self._kept(artifacts.PREDICTIONS)
 
     @property
@@ -179,12 +181,17 @@ class FoundRelease:
                 where = self._kept("what the script saves")
                 return f"results: {where}" if where else f"warning: {LOST_FILES}"
         where = self.model
+        if self.ended:
+            return ""  # `display.result` names the model
         return f"model: {where}, once the job succeeds" if where else f"warning: {LOST.format('will be')}"
+
+    def _on_master(self, name: str) -> str:
+        return f"{self.folder}/{name} in persistentvolumeclaim/{self.names.fullname}-storage"
 
     def _kept(self, name: str) -> str:
         """Describe the location of a file of the output directory; empty if it is lost with the pod."""
         if self.stores:
-            return f"{self.folder}/{name} in persistentvolumeclaim/{self.names.fullname}-storage"
+            return self._on_master(name)
         try:
             pod = yaml.safe_load(self.job["data"]["worker.yaml"])
             volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "output")
@@ -244,7 +251,9 @@ def snapshot(
     kept = f"configmap/{found.names.status}"
     data["refused"] = found.refused
     notes = [f"not applied: {found.refused}"] if found.refused else []
+    left = found.result()
     if found.ended:
+        notes += [left] if left else []
         return JobSnapshot(data, kept, found.model or LOST.format("is"), tuple(notes), _given(found))
     notes += [f"worker {w['id']} is pending: {w['delay']}" for w in workers if w["delay"]]
     if problem := master_problem(there, found.names.master, warnings):
@@ -252,7 +261,7 @@ def snapshot(
     if scale := found.scaled:
         applied = "" if found.told.get("workers") == str(scale.workers) else "; not yet applied by the master"
         notes.append(f"edl scale: {scale.workers} workers in place of the chart's {scale.instead}{applied}")
-    if left := found.result():
+    if left:
         notes.append(left)
     if news:
         notes.append("")

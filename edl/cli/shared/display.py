@@ -348,7 +348,7 @@ def result(summary: dict[str, Any], kept: str, model: str) -> str:
             f"({how_many(task['epochs'], 'epoch')} of {records['size']:,}) in "
             f"{how_many(task['steps_done'], 'step')}{loss}"
         )
-    for split, found in held_out_results(summary).items():
+    for split, found in held_out_results({} if task.get("kind") == "predict" else summary).items():
         measures = ", ".join(f"{name} {measured(value)}" for name, value in sorted(found.items()))
         lines.append(f"  {'test    ' if split == FINAL else 'held out'}  {measures}")
     lines += [f"  warning   {text}" for text in summary.get("warnings", [])]

@@ -68,12 +68,15 @@ def test_a_worker_has_in_a_cluster_all_fields_that_it_has_on_one_machine() -> No
 def test_what_a_job_will_leave_is_what_its_mode_makes() -> None:
     claim = {"name": "output", "persistentVolumeClaim": {"claimName": "kept"}}
 
-    def told(mode: str, volume: Any = claim, directory: str = "", script: str = "") -> str:
+    def told(
+        mode: str, volume: Any = claim, directory: str = "", script: str = "", phase: str = "Training"
+    ) -> str:
         model = {"script": script}
         values = json.dumps({"workers": 4, "mode": mode, "prediction": {"dir": directory}, "model": model})
         pod = json.dumps({"spec": {"volumes": [volume]}})
         job = {"metadata": {"labels": {}}, "data": {"values.json": values, "worker.yaml": pod}}
-        found = FoundRelease("team", "edl", Names("edl"), job, {"data": {"phase": "Training"}})
+        state = {"data": {"phase": phase, "state": '{"runId": "second"}'}}
+        found = FoundRelease("team", "edl", Names("edl"), job, state)
         notes = snapshot(found, [], []).notes
         return next(
             (n for n in notes if n.startswith(("model: ", "predictions: ", "results: ", "warning: "))), ""
@@ -89,6 +92,11 @@ def test_what_a_job_will_leave_is_what_its_mode_makes() -> None:
     assert told("train", lost).startswith("warning: the trained model will be lost")
     assert told("predict", lost).startswith("warning: the predictions will be lost")
     assert told("predict", lost, directory="/data/out") == "predictions: /data/out of the workers' containers"
+    assert told("predict", lost, directory="s3://a/out") == "predictions: s3://a/out"
+    there = "predictions: run-second/predictions in persistentvolumeclaim/edl-storage"
+    assert told("predict", lost, directory="master://predictions") == there
+    assert told("predict", lost, directory="master://predictions", phase="Succeeded") == there
+    assert told("train", phase="Succeeded") == "", "which the result itself names"
 
 
 def test_of_several_jobs_in_a_release_only_the_own_pods_are_looked_at() -> None:
