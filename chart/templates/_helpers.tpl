@@ -63,28 +63,34 @@ Every name is quoted where it is written: a release or a namespace may be called
 {{- $_ := set . "tolerations" $tolerations -}}
 {{- end -}}
 
-{{/* Whether the master has a claim for checkpoints and the trained model, and which of them it keeps there; decided once.
-     Sets storage.claim to its name (empty: none, because of storage.lack), checkpoint.dir to a place on it where no other is
-     set, and storage.results to the address of the results where they have no volume. A run that has begun keeps what it has. */}}
+{{/* Whether the master has a claim for checkpoints, the trained model and predictions, and which of them it keeps there;
+     decided once. Sets storage.claim to its name (empty: none, because of storage.lack), checkpoint.dir and prediction.dir to
+     a place on it where no other is set, and storage.results to the address of the results where they have no volume. A run
+     that has begun keeps what it has. */}}
 {{- define "edl.decideStorage" -}}
 {{- $v := .Values -}}
 {{- $here := "master://checkpoints" -}}
+{{- $there := "master://predictions" -}}
 {{- $name := printf "%s-storage" (include "edl.fullname" .) -}}
 {{- $trains := not (has $v.mode (list "evaluate" "predict" "horovod")) -}}
 {{- $noOutput := not (or $v.output.size $v.output.existingClaim $v.output.hostPath) -}}
 {{- $noDir := not (or (ne ($v.checkpoint.dir | default $here) $here) $v.checkpoint.existingClaim $v.checkpoint.hostPath) -}}
-{{- $needed := and $trains (or $noOutput $noDir) -}}
+{{- $noPredictions := and (eq $v.mode "predict") $noOutput (not (ne ($v.prediction.dir | default $there) $there)) -}}
+{{- $reads := hasPrefix "master://" ($v.initFrom.path | default "") -}}
+{{- $needed := or (and $trains (or $noOutput $noDir)) $noPredictions $reads -}}
 {{- $status := (lookup "v1" "ConfigMap" .Release.Namespace (printf "%s-status" (include "edl.fullname" .)) | default dict).data | default dict -}}
 {{- $began := "" -}}
 {{- if include "edl.sameRun" (dict "root" . "status" $status) -}}
-  {{- $began = ((($status.values | default "{}" | fromJson).checkpoint | default dict).dir | default "") | eq $here | ternary "with" "without" -}}
+  {{- $values := $status.values | default "{}" | fromJson -}}
+  {{- $kept := list (dig "checkpoint" "dir" "" $values) (dig "prediction" "dir" "" $values) -}}
+  {{- $began = or (has $here $kept) (has $there $kept) | ternary "with" "without" -}}
 {{- end -}}
 {{- $lack := "" -}}
 {{- if eq $began "with" -}}
   {{- $needed = true -}}
   {{- if gt (int $v.master.replicas) 1 }}{{ fail "master.replicas: the run keeps its checkpoints on the volume of its only master; set 1, or another runId" }}{{ end -}}
 {{- else if not $needed -}}
-{{- else if and (eq $began "without") $noDir (not $v.storage.storageClass) -}}
+{{- else if and (eq $began "without") (not $reads) $noDir (not $v.storage.storageClass) -}}
   {{- $lack = "the run has begun without a volume" -}}
 {{- else if not $v.storage.size -}}
   {{- $lack = "storage.size is empty" -}}
@@ -104,8 +110,11 @@ Every name is quoted where it is written: a release or a namespace may be called
 {{- $_ := set $v.storage "results" "" -}}
 {{- if and $needed (not $lack) -}}
   {{- $_ := set $v.storage "claim" $name -}}
-  {{- if $noOutput }}{{ $_ := set $v.storage "results" "master://" }}{{ end -}}
-  {{- if $noDir }}{{ $_ := set $v.checkpoint "dir" $here }}{{ end -}}
+  {{- if and $trains $noOutput }}{{ $_ := set $v.storage "results" "master://" }}{{ end -}}
+  {{- if and $trains $noDir }}{{ $_ := set $v.checkpoint "dir" $here }}{{ end -}}
+  {{- if $noPredictions }}{{ $_ := set $v.prediction "dir" $there }}{{ end -}}
+{{- else if $reads -}}
+  {{- fail (printf "initFrom.path: %s is on the master's volume, and it has none: %s" $v.initFrom.path $lack) -}}
 {{- end -}}
 {{- end -}}
 

@@ -149,7 +149,7 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def read(self, most: int) -> bytes:
+    def read(self, most: int = -1) -> bytes:
         with speaking():
             return bytes(self._file.read(most))
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +14,8 @@ from edl.contract.hangs import bounded
 from edl.errors import CheckpointError, StoreUnavailable
 
 T = TypeVar("T")
+AGAIN_SECONDS = 1.0
+UNFINISHED = ".unfinished"
 
 
 class Place(Protocol):
@@ -97,6 +101,36 @@ class BoundedPlace:
 
     def _call(self, act: Callable[[], T]) -> T:
         return bounded(f"the store {self.where}", act)
+
+
+def replace(place: Place, directory: str, name: str, pieces: Iterator[memoryview]) -> None:
+    """Write a file under a name of its own, and give it its name when it is complete.
+
+    Raises:
+        OSError: the storage failed. The name is that of the previous file, or of the new one.
+    """
+    unfinished = f".{secrets.token_hex(4)}{UNFINISHED}"
+    place.write(directory, unfinished, pieces)
+    place.rename(directory, unfinished, name)
+
+
+def until_done(place: Place, doing: str, act: Callable[[], object], ended: Callable[[], bool]) -> bool:
+    """Act on a place. While it is away, such as a master that is being replaced, try again.
+
+    Returns:
+        False if `ended` became true first.
+
+    Raises:
+        CheckpointError: the operation failed permanently.
+    """
+    while not ended():
+        try:
+            with troubles(place, doing):
+                act()
+            return True
+        except StoreUnavailable:
+            time.sleep(AGAIN_SECONDS)  # no event announces its return to this thread
+    return False
 
 
 @contextmanager

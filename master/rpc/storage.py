@@ -36,7 +36,7 @@ from edl.contract.proto import storage_pb2_grpc as rpc
 from edl.net.listener import Context
 
 T = TypeVar("T")
-EARLIER = "earlier-checkpoints"
+EARLIER, RUN = "earlier-checkpoints", "run-"
 STALL_SECONDS = 60.0  # without a further piece of a file
 THREADS = 8  # files that are written or read at once; further callers wait
 
@@ -53,7 +53,7 @@ class Storage(rpc.StorageServicer):
 
     def __init__(self, root: Path, run_id: str):
         self._root, self._run_id = root, run_id
-        self._places = {artifacts.CHECKPOINTS, f"run-{run_id}"}
+        self._places = {artifacts.CHECKPOINTS, f"{RUN}{run_id}"}
         self._threads = ThreadPoolExecutor(THREADS, "storage")
 
     def begin(self, resume: bool) -> None:
@@ -75,11 +75,11 @@ class Storage(rpc.StorageServicer):
 
     async def List(self, request: pb.ListFiles, context: Context) -> pb.FilesListed:
         if not request.of.directory:
-            place = self._root.joinpath(*await self._parts(request.of, context))
+            place = self._root.joinpath(*await self._parts(request.of, context, reads=True))
             files = Files(place)
             there = await self._do(context, lambda: files.all(request.prefix, lambda name: True))
         else:
-            files, directory = await self._directory(request.of, context)
+            files, directory = await self._directory(request.of, context, reads=True)
             there = {"": await self._do(context, lambda: files.sizes(directory, request.prefix))}
         Directory = pb.FilesListed.Directory
         return pb.FilesListed(directories=[Directory(name=n, bytes=sizes) for n, sizes in there.items()])
@@ -98,7 +98,7 @@ class Storage(rpc.StorageServicer):
         return pb.FileCreated(created=await self._do(context, create))
 
     async def Read(self, request: pb.FileName, context: Context) -> AsyncIterator[pb.FilePiece]:
-        files, directory = await self._directory(request, context)
+        files, directory = await self._directory(request, context, reads=True)
         file = await self._do(context, lambda: files.open(directory, request.name))
         try:
             sent = 0
@@ -124,17 +124,17 @@ class Storage(rpc.StorageServicer):
         await self._do(context, lambda: files.remove(directory, list(request.names)))
         return pb.FileDone()
 
-    async def _parts(self, file: pb.FileName, context: Context) -> list[str]:
-        """The components of the path of a directory, below the root."""
+    async def _parts(self, file: pb.FileName, context: Context, reads: bool) -> list[str]:
+        """The components of the path of a directory, below the root. Files of earlier runs may be read."""
         inside = [] if file.directory in ("", ".") else file.directory.split("/")
         parts = [*file.place.split("/"), *inside]
         wrong = [part for part in [*parts, *filter(None, [file.name])] if not _is_name(part)]
-        if wrong or parts[0] not in self._places:
+        if wrong or not (parts[0] in self._places or (reads and parts[0].startswith((RUN, EARLIER)))):
             await _refuse(context, "/".join([*parts, file.name]))
         return parts
 
-    async def _directory(self, file: pb.FileName, context: Context) -> tuple[Files, str]:
-        *above, last = await self._parts(file, context)
+    async def _directory(self, file: pb.FileName, context: Context, reads: bool = False) -> tuple[Files, str]:
+        *above, last = await self._parts(file, context, reads)
         return Files(self._root.joinpath(*above)), last
 
     async def _do(self, context: Context, act: Callable[[], T]) -> T:

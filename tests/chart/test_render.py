@@ -173,10 +173,35 @@ def test_the_masters_claim_stays_while_something_is_on_it_and_is_kept_afterwards
     assert "annotations" not in claim["metadata"]
 
 
-@pytest.mark.parametrize("mode", ["evaluate", "predict", "horovod"])
-def test_a_job_that_keeps_nothing_on_the_masters_volume_has_none(helm: Helm, mode: str) -> None:
-    release = helm.template(f"mode={mode}", *(["model.script=/train.py"] if mode == "horovod" else []))
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("mode=evaluate", "initFrom.path=s3://models/model.keras"),
+        ("mode=predict", "prediction.dir=s3://models/predictions"),
+        ("mode=predict", "output.existingClaim=kept"),
+        ("mode=horovod", "model.script=/train.py"),
+    ],
+)
+def test_a_job_that_has_nothing_on_the_masters_volume_has_none(helm: Helm, sets: tuple[str, ...]) -> None:
+    release = helm.template(*sets)
     assert not release.all("PersistentVolumeClaim") and "EDL_STORES" not in str(release.master)
+
+
+def test_evaluation_and_prediction_use_the_masters_volume_for_what_has_no_other_place(helm: Helm) -> None:
+    model = "initFrom.path=master://run-first/model.keras"
+    for sets, predictions in (
+        (("mode=evaluate", model), ""),
+        (("mode=predict",), "master://predictions"),
+        (("mode=predict", model, "prediction.dir=s3://a/b"), "s3://a/b"),
+        (("mode=predict", model, "output.existingClaim=kept"), ""),
+    ):
+        release = helm.template(*sets)
+        assert release.one("PersistentVolumeClaim", "edl-storage") and "EDL_STORES" in str(release.master)
+        dirs = [release.values[section]["dir"] for section in ("prediction", "checkpoint")]
+        assert dirs == [predictions, ""], sets
+        assert "EDL_RESULTS" not in str(release.worker), "nothing is sent at the end"
+    with pytest.raises(Refused, match=r"the master's volume, and it has none: storage\.size is empty"):
+        helm.template("mode=evaluate", model, "storage.size=")
 
 
 def test_workers_and_no_other_pods_are_in_the_queue(helm: Helm) -> None:

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 import shlex
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edl.contract import artifacts
 from edl.contract.reasons import Reason
 from tests.cluster.cluster import ROOT, Cluster, Images, Namespace
 from tests.cluster.release import MASTER, WORKERS, Release
+from tests.cluster.test_evaluation import another
 from tests.support.jobs.evidence import check_weights
 
 EDL = Path(sys.executable).with_name("edl")
@@ -23,7 +28,12 @@ MODEL = f"""
 import os
 
 os.environ.update(EDL_COUNTING_RECORDS="{RECORDS}", EDL_COUNTING_SLEEP="0.1")
-from edl.zoo.counting import data, feed, model
+import edl.zoo.counting
+from edl.zoo.counting import feed, model
+
+
+def data(split):
+    return edl.zoo.counting.data("train") if split in ("train", "predict") else None
 """
 
 
@@ -61,9 +71,30 @@ def test_the_commands_of_the_readme_keep_state_and_model_when_all_pods_die_at_on
         return namespace.cluster.run(EDL, *shlex.split(command)[1:], *flags, seconds=300)
 
     edl(wait)
-    assert "edl-storage" in edl("edl status --release edl")
+
+    def place_of(name: str) -> str:
+        """Where `edl status` says that this is on the master's volume."""
+        told = edl("edl status --release edl")
+        found = re.search(rf"(run-\S+/{name}) in persistentvolumeclaim/edl-storage", told)
+        assert found, told
+        return found[1]
+
+    model = place_of(artifacts.MODEL)
     edl(get)
     assert check_weights(tmp_path / artifacts.MODEL, RECORDS, EPOCHS) == ""
+    edl("edl audit --release edl")
+
+    sets = f"runId=predict,mode=predict,workers=2,initFrom.path=master://{model}"
+    namespace.helm("upgrade", "edl", ROOT / "chart", "--reset-then-reuse-values", "--set", sets)
+    another(job, "predict")
+    predictions = place_of(artifacts.PREDICTIONS)
+    copy = f"cd /var/lib/edl && tar c {predictions} | base64"
+    told = namespace.kubectl("exec", "deployment/edl-master", "--", "sh", "-c", copy)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(told))) as copied:
+        copied.extractall(tmp_path, filter="data")
+    parts = [np.load(part) for part in sorted((tmp_path / predictions).glob("part-*.npz"))]
+    assert np.concatenate([part["ids"] for part in parts]).tolist() == list(range(RECORDS))
+    assert np.concatenate([part["output"] for part in parts]).tolist() == [EPOCHS] * RECORDS
     edl("edl audit --release edl")
     namespace.helm("uninstall", "edl", "--wait")
     assert [c["metadata"]["name"] for c in namespace.get("pvc")] == ["edl-storage"]

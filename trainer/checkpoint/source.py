@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edl import integrations, scratch
-from edl.checkpoints import CheckpointError, Manifest, one_of
+from edl.checkpoints import CheckpointError, Manifest, Store, one_of
 from edl.checkpoints.foreign import foreign_files
 from edl.checkpoints.keras_files import is_keras_file
 from edl.contract.artifacts import CLASSES, METADATA
@@ -37,11 +37,10 @@ def local_file(where: str) -> Iterator[Path]:
                 raise ConfigError(f"initFrom.path: {where}: no such file on this worker")
             yield Path(where)
             return
-        import fsspec  # only needed for such an address
-
+        above, _, name = where.rpartition("/")
         with scratch.directory() as directory:
-            path = directory / where.rpartition("/")[2]
-            with fsspec.open(where, "rb") as source, open(path, "wb") as file:
+            path = directory / name
+            with Store.open(above).place.open("", name) as source, open(path, "wb") as file:
                 shutil.copyfileobj(source, file)
             yield path
     except EdlError:

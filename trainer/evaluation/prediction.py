@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -26,14 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from edl.contract.artifacts import write_whole
+from edl.checkpoints import Store
+from edl.checkpoints.place import UNFINISHED, replace, troubles, until_done
 from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import StepSlice
-from edl.errors import DataError, EdlError
+from edl.errors import ConfigError, DataError, EdlError
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.records.batches import Batch, ParallelSource, Source, Wait, nothing, patiently
 
 BOOK = "predictions.json"
+ON_MASTER = "master://predictions"  # in the folder of the run
 WHOLE = StepSlice.even(0, 1)  # of the records of a part: one rank has all of them
 Outputs = Mapping[str, np.ndarray]
 
@@ -98,12 +99,30 @@ class PredictionFiles:
     """The files of a job.
 
     Args:
+        url: their directory: a path, or an address as for `Store.open`.
         records: the number of records of the data.
         part_records: the number of records of a part.
+        ended: whether the job has ended; until then, a place that is away is awaited.
+
+    Raises:
+        ConfigError: the address has no folder.
+        CheckpointError: the address is invalid, or the client for this kind of store is not installed.
     """
 
-    def __init__(self, directory: Path, form: Format, records: int, part_records: int):
-        self._directory, self._form = directory, form
+    def __init__(
+        self,
+        url: str,
+        form: Format,
+        records: int,
+        part_records: int,
+        ended: Callable[[], bool] = lambda: False,
+    ):
+        self._url, self._form = url, form
+        whole = url.rstrip("/") if "://" in url else str(Path(url).resolve())
+        above, _, self._directory = whole.rpartition("/")
+        if above.endswith(":/"):
+            raise ConfigError(f"prediction.dir: {url}: expected a folder in it, such as {whole}/predictions")
+        self._place, self._ended = Store.open(above or "/").place, ended
         self._records, self._size = records, part_records
 
     @property
@@ -115,24 +134,35 @@ class PredictionFiles:
         """The first record of a file, and the one after its last."""
         return part * self._size, min((part + 1) * self._size, self._records)
 
-    def path(self, part: int) -> Path:
-        """The path of a file. Its name has the records, so a second attempt writes the same file."""
+    def name(self, part: int) -> str:
+        """The name of a file. It has the records, so a second attempt writes the same file."""
         start, stop = self.ends(part)
-        return self._directory / f"part-{start:012d}-{stop:012d}.{self._form.suffix}"
+        return f"part-{start:012d}-{stop:012d}.{self._form.suffix}"
 
     def write(self, part: int, ids: np.ndarray, outputs: Outputs) -> None:
-        """The part is there, whole and on the disk, when this returns."""
-        path = self.path(part)
-        unfinished = path.with_name(f".{os.getpid()}.{path.name}")
-        try:
-            with open(unfinished, "wb") as file:
-                file.write(self._form.encode(ids, outputs))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        """Write a part. It is there, whole and durable, when this returns.
+
+        Raises:
+            CheckpointError: the place failed permanently.
+            PredictionError: the job has ended.
+        """
+        self._replace(self.name(part), self._form.encode(ids, outputs))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        def act() -> None:
+            replace(self._place, self._directory, name, iter([memoryview(data)]))
+
+        if not until_done(self._place, "write the predictions", act, self._ended):
+            raise PredictionError(f"{self._url}: the job has ended before {name} was written")
+
+    def _names(self) -> set[str]:
+        with troubles(self._place, "list the predictions"):
+            return set(self._place.sizes(self._directory))
+
+    def _book(self) -> dict[str, Any]:
+        with troubles(self._place, "read the predictions"), self._place.open(self._directory, BOOK) as file:
+            found: dict[str, Any] = json.load(file)
+            return found
 
     def begin(self, book: Book) -> int:
         """Return the first missing part.
@@ -140,19 +170,17 @@ class PredictionFiles:
         Raises:
             PredictionError: there are predictions of other data or of another model.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._directory / BOOK
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
+        if BOOK in (names := self._names()):
+            found = self._book()
             found.pop("complete", None)
             if found != asdict(book):
                 differ = ", ".join(key for key, value in asdict(book).items() if found.get(key) != value)
                 raise PredictionError(
-                    f"{self._directory} holds predictions that differ in {differ}: they are of other data, "
+                    f"{self._url} holds predictions that differ in {differ}: they are of other data, "
                     "or of another model. Choose another output directory, or delete them"
                 )
-        write_whole(path, json.dumps(asdict(book)) + "\n")
-        return next((part for part in range(self.parts) if not self.path(part).exists()), self.parts)
+        self._replace(BOOK, f"{json.dumps(asdict(book))}\n".encode())
+        return next((part for part in range(self.parts) if self.name(part) not in names), self.parts)
 
     def end(self) -> None:
         """Check that all parts are there, and no other files.
@@ -160,19 +188,18 @@ class PredictionFiles:
         Raises:
             PredictionError: it is not so.
         """
-        expected = {self.path(part).name for part in range(self.parts)}
-        found = {path.name for path in self._directory.glob("part-*")}
+        names, expected = self._names(), {self.name(part) for part in range(self.parts)}
+        found = {name for name in names if name.startswith("part-")}
         if missing := sorted(expected - found):
             raise PredictionError(
                 f"{len(missing)} parts of the predictions are missing, the first: {missing[0]}"
             )
         if others := sorted(found - expected):
-            raise PredictionError(f"{self._directory} holds other parts, too, e.g. {others[0]}")
-        for left in self._directory.glob(".*.part-*"):  # of a worker that was lost while writing
-            left.unlink(missing_ok=True)
-        path = self._directory / BOOK
-        book = json.loads(path.read_text(encoding="utf-8"))
-        write_whole(path, json.dumps({**book, "complete": True}) + "\n")
+            raise PredictionError(f"{self._url} holds other parts, too, e.g. {others[0]}")
+        left = [name for name in names if name.endswith(UNFINISHED)]  # of lost workers
+        with troubles(self._place, "remove unfinished predictions"):
+            self._place.remove(self._directory, left)
+        self._replace(BOOK, f"{json.dumps({**self._book(), 'complete': True})}\n".encode())
 
 
 def _if_done(read: Future[Batch | None] | None) -> Batch | None:

@@ -32,6 +32,7 @@ from edl.trainer.evaluation.metrics import EvaluationMetrics
 from edl.trainer.evaluation.prediction import (
     DONE,
     FORMATS,
+    ON_MASTER,
     Book,
     PredictionError,
     PredictionFiles,
@@ -278,14 +279,16 @@ def _files(config: Config, stream: MasterStream, module: UserModel, records: int
     Raises:
         ConfigError: no directory for predictions is configured.
     """
-    directory = config.prediction.dir or (stream.output and str(Path(stream.output, PREDICTIONS)))
-    if not directory:
+    url = config.prediction.dir or (stream.output and str(Path(stream.output, PREDICTIONS)))
+    if not url:
         raise ConfigError(
             "mode is predict, and there is no directory for what is predicted: set prediction.dir, or on "
             "Kubernetes output.size, output.existingClaim or output.hostPath"
         )
-    form = DONE if module.write is not None else FORMATS[config.prediction.format]
-    return PredictionFiles(Path(directory), form, records, config.prediction.part_records)
+    if url == ON_MASTER:
+        url = f"master://run-{stream.run_id}/{PREDICTIONS}"
+    form, session = DONE if module.write is not None else FORMATS[config.prediction.format], stream.session
+    return PredictionFiles(url, form, records, config.prediction.part_records, lambda: bool(session.ended))
 
 
 def metrics_of(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:

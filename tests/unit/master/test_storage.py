@@ -42,7 +42,6 @@ def files(root: Path) -> dict[str, str]:
     [
         ("master://", "", artifacts.JOURNAL),
         ("master://logs", "", "x"),
-        ("master://run-another", "", "x"),
         ("master://checkpoints", "../logs", "x"),
         ("master://checkpoints", DIRECTORY, "../../x"),
     ],
@@ -62,6 +61,27 @@ def test_only_checkpoints_and_the_results_of_the_run_can_be_written(
         with pytest.raises(OSError, match="is not a file of the checkpoints or of this run's results"):
             act()
     assert files(root) == {artifacts.JOURNAL: "a journal"}
+
+
+@pytest.mark.parametrize("place", ["run-another", EARLIER])
+def test_what_an_earlier_run_has_left_can_be_read_and_not_changed(root: Path, place: str) -> None:
+    (root / place / DIRECTORY).mkdir(parents=True)
+    (root / place / DIRECTORY / "part").write_text("p")
+    (root / place / artifacts.MODEL).write_text("m")
+    earlier = MasterPlace(f"master://{place}")
+    assert earlier.sizes("") == {artifacts.MODEL: 1} and earlier.sizes(DIRECTORY) == {"part": 1}
+    assert earlier.all("step-", lambda name: True) == {DIRECTORY: {"part": 1}}
+    with earlier.open("", artifacts.MODEL) as file:
+        assert file.read() == b"m"
+    for change in (
+        lambda: earlier.create("", "new", b"x"),
+        lambda: earlier.write(DIRECTORY, "new", iter([memoryview(b"x")])),
+        lambda: earlier.rename(DIRECTORY, "part", "other"),
+        lambda: earlier.remove(DIRECTORY, ["part"]),
+    ):
+        with pytest.raises(OSError, match="is not a file of the checkpoints or of this run's results"):
+            change()
+    assert files(root) == {f"{place}/{artifacts.MODEL}": "m", f"{place}/{DIRECTORY}/part": "p"}
 
 
 def test_a_file_whose_master_ends_while_it_is_sent_is_not_there(
@@ -141,7 +161,7 @@ def test_results_wait_for_the_next_master(tmp_path: Path, monkeypatch: pytest.Mo
         update()
 
     monkeypatch.setattr(sent, "_update", again)
-    monkeypatch.setattr("edl.trainer.session.results.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("edl.checkpoints.place.AGAIN_SECONDS", 0.01)
     with serving(tmp_path / "volume", monkeypatch):
         update = SentResults(results, f"master://run-{RUN}", session)._update
         sent.send()
