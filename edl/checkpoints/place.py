@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,6 @@ from edl.contract.hangs import bounded
 from edl.errors import CheckpointError, StoreUnavailable
 
 T = TypeVar("T")
-AGAIN_SECONDS = 1.0
 UNFINISHED = ".unfinished"
 
 
@@ -112,25 +110,6 @@ def replace(place: Place, directory: str, name: str, pieces: Iterator[memoryview
     unfinished = f".{secrets.token_hex(4)}{UNFINISHED}"
     place.write(directory, unfinished, pieces)
     place.rename(directory, unfinished, name)
-
-
-def until_done(place: Place, doing: str, act: Callable[[], object], ended: Callable[[], bool]) -> bool:
-    """Act on a place. While it is away, such as a master that is being replaced, try again.
-
-    Returns:
-        False if `ended` became true first.
-
-    Raises:
-        CheckpointError: the operation failed permanently.
-    """
-    while not ended():
-        try:
-            with troubles(place, doing):
-                act()
-            return True
-        except StoreUnavailable:
-            time.sleep(AGAIN_SECONDS)  # no event announces its return to this thread
-    return False
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from edl.errors import ConfigError, StoreUnavailable
 from edl.trainer.evaluation.prediction import FORMATS, Book, PredictionError, PredictionFiles
+from edl.trainer.runtime.retry import tried_again
 from tests.contract.conftest import Place
 
 RECORDS, PART = 10, 3
@@ -55,28 +57,23 @@ def test_each_record_is_there_once_after_a_lost_writer_and_a_second_job(place: P
     assert np.concatenate([part["output"] for part in loaded]).tolist() == [2 * n for n in range(RECORDS)]
 
 
-def test_a_place_that_is_away_is_awaited_until_the_job_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edl.checkpoints.place.AGAIN_SECONDS", 0.01)
+def test_a_place_that_is_away_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl.trainer.runtime.retry.FIRST_PAUSE", 0.01)
     tries: list[str] = []
-    files = PredictionFiles(str(tmp_path), FORMATS["npz"], RECORDS, PART, lambda: len(tries) == 9)
+    again = partial(tried_again, seconds=30.0, tell=tries.append)
+    files = PredictionFiles(str(tmp_path), FORMATS["npz"], RECORDS, PART, again)
     there = files._place.write
 
     def away(directory: str, name: str, pieces: Any) -> None:
         tries.append(name)
-        if len(tries) != 3:
+        if len(tries) < 4:
             raise StoreUnavailable("away")
         there(directory, name, pieces)
 
     monkeypatch.setattr(files._place, "write", away)
     write(files, 0)
-    assert len(tries) == 3 and [path.name for path in tmp_path.iterdir()] == [files.name(0)]
-    with pytest.raises(
-        PredictionError, match=r"the job has ended before part-000000000003-000000000006\.npz"
-    ):
-        write(files, 1)
-    assert len(tries) == 9 and len(list(tmp_path.iterdir())) == 1
+    assert tries[1] == "away; it is tried again for 30 s" and len(tries) == 4
+    assert [path.name for path in tmp_path.iterdir()] == [files.name(0)]
 
 
 def test_an_address_without_a_folder_is_refused() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from edl.checkpoints import Store
-from edl.checkpoints.place import UNFINISHED, replace, troubles, until_done
+from edl.checkpoints.place import UNFINISHED, replace, troubles
 from edl.contract.evaluation import EvaluationPlan, Pass
 from edl.contract.layout import StepSlice
 from edl.errors import ConfigError, DataError, EdlError
@@ -102,7 +102,7 @@ class PredictionFiles:
         url: their directory: a path, or an address as for `Store.open`.
         records: the number of records of the data.
         part_records: the number of records of a part.
-        ended: whether the job has ended; until then, a place that is away is awaited.
+        again: calls a function until the place is not away; by default, once.
 
     Raises:
         ConfigError: the address has no folder.
@@ -115,14 +115,14 @@ class PredictionFiles:
         form: Format,
         records: int,
         part_records: int,
-        ended: Callable[[], bool] = lambda: False,
+        again: Callable[[Callable[[], None]], None] = lambda act: act(),
     ):
         self._url, self._form = url, form
         whole = url.rstrip("/") if "://" in url else str(Path(url).resolve())
         above, _, self._directory = whole.rpartition("/")
         if above.endswith(":/"):
             raise ConfigError(f"prediction.dir: {url}: expected a folder in it, such as {whole}/predictions")
-        self._place, self._ended = Store.open(above or "/").place, ended
+        self._place, self._again = Store.open(above or "/").place, again
         self._records, self._size = records, part_records
 
     @property
@@ -143,17 +143,17 @@ class PredictionFiles:
         """Write a part. It is there, whole and durable, when this returns.
 
         Raises:
-            CheckpointError: the place failed permanently.
-            PredictionError: the job has ended.
+            StoreUnavailable: the place is away.
+            CheckpointError: it failed permanently.
         """
         self._replace(self.name(part), self._form.encode(ids, outputs))
 
     def _replace(self, name: str, data: bytes) -> None:
         def act() -> None:
-            replace(self._place, self._directory, name, iter([memoryview(data)]))
+            with troubles(self._place, "write the predictions"):
+                replace(self._place, self._directory, name, iter([memoryview(data)]))
 
-        if not until_done(self._place, "write the predictions", act, self._ended):
-            raise PredictionError(f"{self._url}: the job has ended before {name} was written")
+        self._again(act)
 
     def _names(self) -> set[str]:
         with troubles(self._place, "list the predictions"):

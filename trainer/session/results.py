@@ -8,17 +8,19 @@ before it reports a file, it sends all files that have changed.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from edl.checkpoints import Store
-from edl.checkpoints.place import replace, until_done
+from edl.checkpoints.place import replace, troubles
 from edl.checkpoints.tensors import PIECE
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, StoreUnavailable
 from edl.trainer.session.state import Session
 
 PLACE = "EDL_RESULTS"  # in the environment: the address that results are sent to; empty: they stay
+AGAIN_SECONDS = 1.0
 
 
 class SentResults:
@@ -39,10 +41,16 @@ class SentResults:
         While the master is away, this waits for it. Another failure is reported to users: the job's state is
         not affected.
         """
-        try:
-            until_done(self._place, "keep the trained model", self._update, lambda: bool(self._session.ended))
-        except CheckpointError as error:
-            self._session.warn(f"{error}; the model is in this worker's pod only, and is lost with it")
+        while not self._session.ended:
+            try:
+                with troubles(self._place, "keep the trained model"):
+                    self._update()
+                return
+            except StoreUnavailable:
+                time.sleep(AGAIN_SECONDS)  # the next master is not announced to this thread
+            except CheckpointError as error:
+                self._session.warn(f"{error}; the model is in this worker's pod only, and is lost with it")
+                return
 
     def _update(self) -> None:
         found = {path: _version(path) for path in self._files(self._folder)}

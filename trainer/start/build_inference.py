@@ -48,6 +48,7 @@ from edl.trainer.ps_client.client import PsClient
 from edl.trainer.records.batches import Batch, Batches, Source
 from edl.trainer.records.records import Records
 from edl.trainer.runtime.error_report import format_error, format_traceback
+from edl.trainer.runtime.retry import tried_again
 from edl.trainer.runtime.watchdog import Compute, Watch
 from edl.trainer.session.client import MasterStream
 from edl.trainer.session.state import Session
@@ -288,7 +289,9 @@ def _files(config: Config, stream: MasterStream, module: UserModel, records: int
     if url == ON_MASTER:
         url = f"master://run-{stream.run_id}/{PREDICTIONS}"
     form, session = DONE if module.write is not None else FORMATS[config.prediction.format], stream.session
-    return PredictionFiles(url, form, records, config.prediction.part_records, lambda: bool(session.ended))
+    seconds = config.elastic.step_timeout_seconds
+    again = partial(tried_again, seconds=seconds, tell=session.warn, must_end=lambda: bool(session.ended))
+    return PredictionFiles(url, form, records, config.prediction.part_records, again)
 
 
 def metrics_of(model: Any, sample: Batch, lookups: Lookups) -> EvaluationMetrics:

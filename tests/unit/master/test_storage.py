@@ -161,7 +161,7 @@ def test_results_wait_for_the_next_master(tmp_path: Path, monkeypatch: pytest.Mo
         update()
 
     monkeypatch.setattr(sent, "_update", again)
-    monkeypatch.setattr("edl.checkpoints.place.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("edl.trainer.session.results.AGAIN_SECONDS", 0.01)
     with serving(tmp_path / "volume", monkeypatch):
         update = SentResults(results, f"master://run-{RUN}", session)._update
         sent.send()
