@@ -88,7 +88,7 @@ def test_the_commands_of_the_readme_keep_state_and_model_when_all_pods_die_at_on
     namespace.helm("upgrade", "edl", ROOT / "chart", "--reset-then-reuse-values", "--set", sets)
     another(job, "predict")
     predictions = place_of(artifacts.PREDICTIONS)
-    copy = f"cd /var/lib/edl && tar c {predictions} | base64"
+    copy = f"tar c -C /var/lib/edl {predictions} | base64"
     told = namespace.kubectl("exec", "deployment/edl-master", "--", "sh", "-c", copy)
     with tarfile.open(fileobj=io.BytesIO(base64.b64decode(told))) as copied:
         copied.extractall(tmp_path, filter="data")
