@@ -10,11 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from email import message_from_bytes
 from pathlib import Path
 from typing import Any
@@ -28,12 +26,6 @@ from edl import __version__
 from tests.chart.conftest import CHART, ROOT, Helm
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# The path of the test cluster's registry program, which is compiled once.
-REGISTRY = """
-. scripts/dev/lib.sh
-export EDL_CACHE=$cache EDL_QUICK_CACHE=$quick_cache PYTHONPATH=tools/test_cluster:scripts/dev
-"$0" -c "from machine import parts; parts.build('registry'); print(parts.path('registry'))"
-"""
 WHEEL, PACKAGE, SBOM = (
     f"edl_trainer-{__version__}-py3-none-any.whl",
     f"edl-{__version__}.tgz",
@@ -193,44 +185,7 @@ def without_references(schema: Any) -> Any:
     return [without_references(part) for part in schema] if isinstance(schema, list) else schema
 
 
-@pytest.fixture
-def registry(tmp_path: Path) -> Iterator[str]:
-    """The address of an OCI registry on this machine."""
-    program = subprocess.check_output(["bash", "-c", REGISTRY, sys.executable], cwd=ROOT, text=True).strip()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    described = {
-        "version": 0.1,
-        "log": {"level": "info"},
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "store")}},
-        "http": {"addr": address},
-    }
-    (tmp_path / "registry.json").write_text(json.dumps(described))
-    process = subprocess.Popen(
-        [program, "serve", tmp_path / "registry.json"],
-        env=os.environ | {"OTEL_TRACES_EXPORTER": "none"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if "listening on" in line:
-                break
-        else:
-            pytest.fail("".join(said))
-        yield address
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-@pytest.mark.timeout(1800)  # the registry is compiled once, which takes minutes
-def test_the_chart_installs_from_a_registry(dist: Path, registry: str, helm: Helm) -> None:
-    place, http = f"oci://{registry}/charts", "--plain-http"
-    helm("push", str(dist / PACKAGE), place, http)
+def test_the_released_chart_installs_what_the_tree_does(dist: Path, helm: Helm) -> None:
+    """From a registry: tests/cluster/test_chart.py."""
     flags = ("--set", "token.value=x")
-    pulled = helm("template", "edl", f"{place}/edl", "--version", __version__, http, *flags)
-    assert pulled == helm("template", "edl", str(CHART), *flags)
+    assert helm("template", "edl", str(dist / PACKAGE), *flags) == helm("template", "edl", str(CHART), *flags)
