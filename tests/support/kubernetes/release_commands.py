@@ -23,6 +23,7 @@ import yaml
 
 from tests.support.fakes.kubernetes_api import KubernetesApi
 from tests.support.fakes.kubernetes_cluster import NAMESPACE, Object
+from tests.support.jobs import forked_commands
 from tests.support.kubernetes.driver import job_values
 
 EDL = str(Path(sys.executable).with_name("edl"))
@@ -129,7 +130,7 @@ class Cluster(KubernetesApi):
         environment = {**os.environ, "KUBECONFIG": str(self.folder / "kubeconfig"), "HOME": str(self.folder)}
         return Running(
             await asyncio.create_subprocess_exec(
-                EDL,
+                *forked_commands.edl(),
                 *map(str, words),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
