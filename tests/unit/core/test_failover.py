@@ -7,6 +7,7 @@ import pytest
 
 from edl.contract.ids import Generation, WorkerId
 from edl.contract.layout import Layout
+from edl.contract.reasons import Reason
 from edl.master.core import effects as ef
 from edl.master.core import events as ev
 from edl.master.core import facts
@@ -34,6 +35,15 @@ def test_a_ring_that_is_whole_trains_on_and_is_told_its_task_anew() -> None:
     assert (form.generation, form.members, form.sync, form.joining) == (8, (0, 1, 2, 3), False, (3,))
     assert (new.job.train.done, form.layout) == (4, DATA)
     assert new.job.restarts == 0
+
+
+def test_an_epoch_that_the_earlier_master_has_reported_is_not_reported_again() -> None:
+    new = NewMaster(0, 1, 2, next_id=3, past=facts.Past({}, "useful", safe=12))  # epochs have 10 steps
+    new.tell(ev.Live(3, 1, False, 3))
+    for w in (0, 1, 2):
+        new.back(w)
+    told = of(new.tell(ev.Progress(Generation(7), 14), ev.Progress(Generation(7), 21)), ef.Notice)
+    assert [n.text for n in told if n.reason is Reason.EpochApplied] == ["epoch 2 of 3 is applied"]
 
 
 def test_a_member_that_is_lost_after_that_breaks_it_as_any_other_ring() -> None:
