@@ -105,13 +105,13 @@ async def serve(
             ca = tls.authority() if certificate is not None else ""
             artifacts.write_contact(output, artifacts.Contact(address, token, os.getpid(), ca))
             if not reached_at:
-                print(address, flush=True)  # the parent may connect now
+                with contextlib.suppress(OSError):  # a parent that was killed meanwhile: the job ends below
+                    print(address, flush=True)  # the parent may connect now
             await _run(master, partial(backend, address), server, journal, servers)
         finally:
             journal.close()
             written = {"foreign_messages": server.foreign, "journal": asdict(journal.link)}
-            summary = {**written, **master.summary()}
-            _keep(journal, summary, output, salvage)
+            _keep(journal, written | master.summary(), output, salvage)
     finally:
         await server.close()
 

@@ -15,6 +15,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from lightkube.config.kubeconfig import KubeConfig
 from lightkube.config.models import Cluster, User
 
 from edl.cli import main
+from edl.config import values
 from edl.contract import artifacts
 from edl.contract.phases import WorkerState
 from edl.contract.workers import MALLOC
@@ -90,6 +92,17 @@ def test_a_job_ends_with_edl_run_that_is_killed() -> None:
     summary = json.loads((output / artifacts.SUMMARY).read_text())
     assert summary["phase"] == "Stopped"
     assert re.match(r"`edl run` was ended; its state is in the checkpoint of step \d", summary["reason"])
+
+
+def test_a_job_whose_edl_run_is_killed_before_its_master_listens_has_ended_too() -> None:
+    Path("values.json").write_text(json.dumps(values.load([], ["workers=0"])))
+    reads, writes = os.pipe()
+    os.close(reads)
+    words = ["--values", "values.json", "--output", "job", "--attached", "edl run"]
+    with open(writes, "wb") as closed:
+        master = [sys.executable, "-m", "edl.master", *words]
+        subprocess.run(master, input=b"", stdout=closed, timeout=60)
+    assert re.match(r"Stopped after .* s: `edl run` was ended", edl("status", "job", check=True).stdout)
 
 
 def test_a_job_ends_when_nobody_reads_what_edl_run_says() -> None:
