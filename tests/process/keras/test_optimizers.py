@@ -124,7 +124,7 @@ def of_tokens(
 ROWS: dict[str, Callable[[], keras.Model]] = {
     **{name: lambda make=PLAIN[name]: of_tokens(make()) for name in ("SGD", "Adam", "Adagrad")},  # type: ignore[misc]
     "momentum": lambda: of_tokens(o.SGD(0.1, momentum=0.9)),
-    "clipnorm": lambda: of_tokens(o.Adagrad(0.1, clipnorm=0.001)),
+    "clipnorm": lambda: of_tokens(o.SGD(1.0, clipnorm=0.001)),
     "global_clipnorm": lambda: of_tokens(o.SGD(1.0, global_clipnorm=0.001)),
     "gradient_accumulation_steps": lambda: of_tokens(o.Adam(0.01, gradient_accumulation_steps=2)),
     "loss scaling": lambda: of_tokens(o.LossScaleOptimizer(o.Adam(0.01))),
