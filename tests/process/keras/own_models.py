@@ -125,7 +125,7 @@ class GAN(keras.Model):
 class WGAN(GAN):
     """Several critic steps with a gradient penalty for each of the generator's, one dict of optimizers."""
 
-    critic_steps = 3
+    critic_steps = 2
     metrics: Any = ()
 
     def compile(self, d_optimizer: Any, g_optimizer: Any, loss_fn: Any = None, **options: Any) -> None:

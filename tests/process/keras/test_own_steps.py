@@ -162,10 +162,14 @@ def spread_of_one_alone(rank: int, start: int, stop: int) -> float:
 # --- rings
 
 
+# Their graphs are the largest, and each rank traces its own. Ranks without records are those of the others.
+LARGE = ("WGAN-GP", "functions in the step", "compiled metrics")
+
+
 @pytest.mark.parametrize(("name", "cuts"), [*((name, CUTS) for name in MEANS), ("VAE", [0, 12])])
 def test_a_ring_trains_as_fit_does(name: str, cuts: list[int]) -> None:
     reference, history = as_keras_does_it(name)
-    ranks = new_ranks(MEANS[name], len(cuts))  # the last one has no records
+    ranks = new_ranks(MEANS[name], len(cuts) - (name in LARGE))  # but for these, the last one has no records
     heard = train(ranks, cuts, STEPS - 1)
     for rank in ranks:
         rank.learner.take_metrics()  # each step is an epoch to Keras
