@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""edl.join with JAX, and with Keras on JAX and on PyTorch, here alone: its state, and what is refused."""
+"""edl.join with JAX, and with Keras on PyTorch, here alone: its state, and what is refused."""
 
 from __future__ import annotations
 
@@ -148,23 +148,11 @@ model = keras.Sequential([keras.Input([3]), *layers])
 optimizer = keras.optimizers.Adam(0.05)
 optimizer.build(model.trainable_variables)
 job = edl.join(data={"x": x, "y": y}, state=[model, optimizer], epochs=30, batch_size=8)
-if keras.backend.backend() == "jax":
-    import jax
-    def loss_of(trained, others, x, y):
-        predicted, others = model.stateless_call(trained, others, x, training=True)
-        return ((predicted - y) ** 2).mean(), others
-    gradient = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
-    def gradients(x, y):
-        rest = model.non_trainable_variables
-        trained, others = ([v.value for v in of] for of in (model.trainable_variables, rest))
-        (loss, _), found = gradient(trained, others, x, y)
-        return loss, found
-else:
-    def gradients(x, y):
-        model.zero_grad()
-        loss = ((model(x, training=True) - keras.ops.convert_to_tensor(y)) ** 2).mean()
-        loss.backward()
-        return loss, [v.value.grad for v in model.trainable_variables]
+def gradients(x, y):
+    model.zero_grad()
+    loss = ((model(x, training=True) - keras.ops.convert_to_tensor(y)) ** 2).mean()
+    loss.backward()
+    return loss, [v.value.grad for v in model.trainable_variables]
 losses = []
 for step in job.steps():
     loss, found = gradients(step.records["x"], step.records["y"])
@@ -178,11 +166,11 @@ job.save(lambda directory: model.save(directory / "model.keras"))
 """
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_keras_learns_on_other_backends_and_tensorflow_is_not_imported(backend: str, tmp_path: Path) -> None:
-    pytest.importorskip(backend)
+def test_keras_learns_on_pytorch_and_tensorflow_is_not_imported(tmp_path: Path) -> None:
+    """On JAX, in a job: tests/process/jobs/test_own_loops.py."""
+    pytest.importorskip("torch")
     (script := tmp_path / "train.py").write_text(KERAS)
-    environment = {**os.environ, "KERAS_BACKEND": backend}
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
     )
