@@ -164,9 +164,13 @@ class Running:
             )
         )
 
-    async def stepping(self) -> None:
-        """Wait until the running ring has made progress."""
-        generation, before = self.job.ring.generation, self.status["step"]
+    async def stepping(self, steps: int = 1) -> None:
+        """Wait until the running ring has made this many steps.
+
+        A loop's members compare their states in the second one. Until then, a job that goes on from a member
+        which has just joined is not proved (edl audit), so wait for three before the kill of a root.
+        """
+        generation, before = self.job.ring.generation, self.status["step"] + steps - 1
         await self.until(lambda: self.job.ring.generation > generation or self.status["step"] > before)
 
     def go(self) -> None:
