@@ -40,7 +40,7 @@ class Queue:
     def does(self) -> None:
         """The next piece of it, as soon as there is one."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.waiting, 10), "there is nothing to be done"
+            assert self._changed.wait_for(lambda: self.waiting, 60), "there is nothing to be done"
             work = self.waiting.pop(0)
         work()
 
