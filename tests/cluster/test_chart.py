@@ -100,7 +100,7 @@ def test_it_is_at_home_in_a_restricted_namespace(namespace: Namespace, empty: An
 
 def test_an_upgrade_keeps_the_token_the_master_and_what_it_wrote(namespace: Namespace, empty: Any) -> None:
     empty()
-    before, token = master(namespace), namespace.get("secret", "edl-token")["data"]
+    before, token = master(namespace), namespace.get("secret", "edl-token")["data"]["token"]
     status = {"data": {"written": "by the master"}}
     namespace.kubectl("patch", "configmap", "edl-status", "--type=merge", "-p", json.dumps(status))
     lease = namespace.get("lease", "edl-master")["spec"]
@@ -112,9 +112,9 @@ def test_an_upgrade_keeps_the_token_the_master_and_what_it_wrote(namespace: Name
     classes = namespace.cluster.get("priorityclasses", "-l", "app.kubernetes.io/instance=edl")
     mine = [c for c in classes if c["metadata"]["name"].startswith(f"{namespace.name}-edl-worker-")]
     assert [c["value"] for c in mine] == [-20], "a class cannot be changed: it is a new one"
+    assert namespace.get("secret", "edl-token")["data"]["token"] == token, "a rollback would restore it"
     namespace.helm("rollback", "edl", "1", "--wait")
     assert master(namespace)["metadata"]["uid"] == before["metadata"]["uid"]
-    assert namespace.get("secret", "edl-token")["data"] == token
     assert namespace.get("configmap", "edl-status")["data"]["written"] == "by the master"
     assert namespace.get("lease", "edl-master")["spec"] == lease
 
