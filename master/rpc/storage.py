@@ -20,9 +20,8 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import grpc
 import structlog
@@ -181,13 +180,12 @@ class _Received:
         Raises:
             OSError: the stream broke, or nothing has arrived for long.
         """
-        coming: Any = None
+        wait, coming = self._wait(), None
         try:
-            coming = asyncio.run_coroutine_threadsafe(self._wait(), self._loop)
-            return coming.result(STALL_SECONDS)  # type: ignore[no-any-return]
+            coming = asyncio.run_coroutine_threadsafe(wait, self._loop)
+            return coming.result(STALL_SECONDS)
         except BaseException as error:  # StopAsyncIteration, a cancelled call, a closed loop
-            with suppress(Exception):
-                coming.cancel()
+            (wait.close if coming is None else coming.cancel)()
             raise OSError(errno.ECONNABORTED, "the stream broke before its last piece") from error
 
     async def _wait(self) -> pb.FilePiece:

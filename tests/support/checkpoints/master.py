@@ -30,14 +30,14 @@ def serving(root: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
         rpc.add_StorageServicer_to_server(storage, server)
 
     port = loop.run_until_complete(listener.start("127.0.0.1:0", serve))
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    (thread := threading.Thread(target=loop.run_forever)).start()
     try:
         patch.setenv("EDL_MASTER", f"127.0.0.1:{port}")
         patch.setenv("EDL_TOKEN", TOKEN)
         yield
     finally:
         asyncio.run_coroutine_threadsafe(listener.close(0), loop).result(10)
+        storage._threads.shutdown()  # a broken stream is removed on a thread, which asks the loop
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
