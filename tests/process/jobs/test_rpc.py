@@ -71,10 +71,9 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
 
-        async def admits(token: str) -> bool:
-            call = rpc.MasterStub(channel).Stop(
-                pb.StopRequest(why="x"), metadata=[("authorization", f"Bearer {token}")]
-            )
+        async def admits(token: str | None) -> bool:
+            metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+            call = rpc.MasterStub(channel).Stop(pb.StopRequest(why="x"), metadata=metadata)
             code = await call.code()
             assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED)
             return bool(code is grpc.StatusCode.OK)
@@ -83,6 +82,7 @@ async def test_a_token_is_changed_while_the_master_runs(tmp_path: Path) -> None:
             return [token for token in ("first", "second", "third", "", "-kept") if await admits(token)]
 
         assert await admitted() == ["first"]
+        assert not await admits(None)
         secret.write_text("second\n")
         assert await admitted() == ["first", "second"], "workers that run know the first one"
         assert len(told) == 1
