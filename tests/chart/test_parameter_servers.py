@@ -201,11 +201,14 @@ def test_servers_run_in_the_masters_image_with_the_workers_account_and_the_jobs_
     assert arguments(found)["--token-file"] == f"{mount['mountPath']}/token"
 
 
-def test_servers_write_checkpoints_where_the_workers_do(rendered: dict[str, Rendered]) -> None:
+def test_servers_write_checkpoints_where_the_workers_do(rendered: dict[str, Rendered], helm: Helm) -> None:
     found = rendered[FILE]
     assert arguments(found)["--checkpoint-dir"] == "/checkpoints"
     [mount] = [m for m in container(found)["volumeMounts"] if m["name"] == "checkpoints"]
     assert mount["mountPath"] == "/checkpoints"
+    on_the_master = container(helm.template("mode=hybrid"))
+    assert "master://checkpoints" in on_the_master["args"]
+    assert {"name": "EDL_MASTER", "value": "edl-master.default.svc:8500"} in on_the_master["env"]
 
 
 def test_logs_are_in_claims_that_go_with_the_release_or_in_the_pod(
