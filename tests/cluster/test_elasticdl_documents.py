@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents of ElasticDL, replayed with their own command lines: public cloud, on premises, GKE.
+"""The documents of ElasticDL, replayed with their own command lines: public cloud, on premises.
+
+What the chart makes of the document for GKE is the subject of tests/unit/compat/test_elasticdl_flags.py.
 
 Amounts of CPU and memory are smaller, and each command names the registry of edl's images. The module of the
 zoo counts its records (tests/models/elasticdl/model_zoo/counting.py).
@@ -28,7 +30,7 @@ from tests.cluster.cluster import ROOT, Cluster, Images, Namespace, Nodes, Objec
 from tests.cluster.release import CHART, WORKERS, Release, in_ring
 from tests.cluster.test_commands import EDL, edl
 from tests.support.checkpoints.s3 import Account, serving
-from tests.support.elasticdl_documents import GKE, ON_PREM, PUBLIC_CLOUD, SPEC
+from tests.support.elasticdl_documents import ON_PREM, PUBLIC_CLOUD, SPEC
 from tests.support.jobs.evidence import saved_weights
 
 pytestmark = pytest.mark.timeout(600)
@@ -54,9 +56,8 @@ class Zoo:
 def zoo(cluster: Cluster, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     found = Zoo(tmp_path_factory.mktemp("code"), images)
     models = found.folder / "model_zoo"
-    for folder in ("mnist_functional_api", "elasticdl/python/examples"):
-        (models / folder).mkdir(parents=True)
-        shutil.copy(MODEL, models / folder / "mnist_functional_api.py")
+    (module := models / "mnist_functional_api").mkdir(parents=True)
+    shutil.copy(MODEL, module / "mnist_functional_api.py")
     elasticdl(cluster, f"zoo init --base_image=edl-worker:{images.tag}", models)
     elasticdl(cluster, f"zoo build --image={found.image} .", models)
     elasticdl(cluster, f"zoo push {found.image} --plain-http", models)
@@ -83,9 +84,9 @@ def train(zoo: Zoo, namespace: Namespace, document: str, *others: str) -> str:
     return elasticdl(namespace.cluster, " ".join(["train", document, *ours, *others]), zoo.folder)
 
 
-def write_data(folder: Path, records: int = RECORDS) -> Path:
+def write_data(folder: Path) -> Path:
     """Write the numbers of records as RecordIO below `folder`, where the documents have their data."""
-    splits = {"train/data-00000": (0, records // 2), "train/data-00001": (records // 2, records)}
+    splits = {"train/data-00000": (0, RECORDS // 2), "train/data-00001": (RECORDS // 2, RECORDS)}
     for name, (start, stop) in {**splits, "test/data-00000": (0, HELD_OUT)}.items():
         texts = [str(number).encode() for number in range(start, stop)]
         body = b"".join(struct.pack("<I", len(text)) + text for text in texts)
@@ -383,44 +384,3 @@ def test_on_premises(
     assert succeeded(job)["failures"] == []
     assert succeeded(of_json)["failures"] == []
     assert edl(job, "audit").startswith(f"exactly once: {RECORDS:,} records x 2 epochs")
-
-
-def test_two_jobs_on_gke(
-    zoo: Zoo,
-    namespace: Namespace,
-    volume: Callable[[str], Path],
-    priority_classes: Callable[..., None],
-) -> None:
-    """The second job takes the place of a worker of the first one. Both train all records."""
-    priority_classes(high_priority=1_000_000, low_priority=1000)
-    smaller = (
-        "--master_cpu_request=50m --master_memory_request=128Mi --worker_cpu_request=1500m"
-        " --worker_cpu_limit=2 --worker_memory_request=512Mi --worker_memory_limit=1024Mi --repository="
-    )
-
-    def submit(priority: str, workers: int) -> tuple[Release, Path]:
-        data = write_data(volume(f"data-{priority}"), records=6000)
-        document = GKE.format(priority=priority, workers=workers)
-        train(zoo, namespace, document, smaller, f"--volume=mount_path=/data,claim_name=data-{priority}")
-        job = Release(namespace, {}, f"{priority}-prio-job")
-        return job, data / "go"
-
-    low, low_goes = submit("low", 2)
-    low.ring_of(2)
-    high, high_goes = submit("high", 1)
-    low.ring_of(1)
-    high.ring_of(1)
-    classes = {
-        (p["metadata"]["labels"]["app.kubernetes.io/component"], p["spec"]["priorityClassName"])
-        for p in namespace.get("pods", "-l", "app.kubernetes.io/instance=low-prio-job")
-    }
-    assert classes == {("master", "high-priority"), ("worker", "low-priority")}
-    high_goes.touch()
-    assert succeeded(high)["failures"] == []
-    low.ring_of(2)
-    low_goes.touch()
-    summary = succeeded(low)
-    assert summary["failures"] == [], "preemption is not charged"
-    assert summary["state_losses"] == 0
-    assert any(e.startswith(Reason.WorkerPreempted) for e in low.events())
-    assert not any(e.startswith(Reason.WorkerPreempted) for e in high.events())
