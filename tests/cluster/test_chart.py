@@ -90,14 +90,6 @@ def taken(namespace: Namespace, objects: list[Object]) -> str:
     return done.stderr
 
 
-def test_it_is_at_home_in_a_restricted_namespace(namespace: Namespace, empty: Any) -> None:
-    namespace.cluster.kubectl(
-        "label", "namespace", namespace.name, "pod-security.kubernetes.io/enforce=restricted"
-    )
-    empty("edl", "--set", "workers=1,worker.resources.requests.cpu=100m")
-    namespace.until("pods", lambda pods: len(pods) == 2, seconds=30)  # the worker is let in too
-
-
 def test_an_upgrade_keeps_the_token_the_master_and_what_it_wrote(namespace: Namespace, empty: Any) -> None:
     empty()
     before, token = master(namespace), namespace.get("secret", "edl-token")["data"]["token"]
