@@ -151,31 +151,6 @@ def test_a_rolling_update_of_the_master_stops_nothing(job: Release, replicas: in
     assert {p["metadata"]["uid"] for p in job.namespace.get("pods", "-l", WORKERS)} == workers
 
 
-def test_a_second_master_stands_by_and_the_service_leads_to_the_first(job: Release) -> None:
-    has_masters(job, 1)
-    first, before = acting(job), taken_over(job.namespace.get("events"))
-    has_masters(job, 2)
-    masters = {p["metadata"]["name"] for p in job.namespace.get("pods", "-l", MASTER)}
-    (second,) = masters - {first}
-    assert "stands by" in job.namespace.kubectl("logs", second)
-    assert acting(job) == first
-
-    def leads_to(name: str) -> Callable[[list[Object]], bool]:
-        def so(pods: list[Object]) -> bool:
-            return [p["metadata"]["name"] for p in pods if "edl.dev/acting" in p["metadata"]["labels"]] == [
-                name
-            ]
-
-        return so
-
-    job.namespace.until("pods", leads_to(first), MASTER)
-    known = len(job.reshaped())
-    job.namespace.kubectl("delete", "pod", first, "--wait=false")
-    job.namespace.until("pods", leads_to(second), MASTER)
-    job.namespace.until("events", lambda events: taken_over(events) > before)
-    print("stood still:", changes(job, known))
-
-
 @dataclass(frozen=True)
 class Told:
     """What the workers have written down (tests/models/obedient.py)."""
