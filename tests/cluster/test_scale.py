@@ -2,7 +2,7 @@
 """100 workers, half of them killed per minute, and 30 at once: the real master, kwok pods, talking clients.
 
 EDL_SCALE_WORKERS says how many there are (300 is what the scale was measured with), EDL_SCALE_MINUTES for how
-many minutes they are killed (0.5 by default). `pytest -s` shows what it cost.
+many minutes they are killed (0.2 by default). `pytest -s` shows what it cost.
 `scripts/bench cluster --only thousand` is for more of them.
 """
 
@@ -21,7 +21,7 @@ from tests.cluster.cluster import Cluster, Namespace
 from tests.cluster.crowd import PODS, Cost, fleet
 
 WORKERS = int(os.environ.get("EDL_SCALE_WORKERS", "100"))
-MINUTES = float(os.environ.get("EDL_SCALE_MINUTES", "0.5"))
+MINUTES = float(os.environ.get("EDL_SCALE_MINUTES", "0.2"))
 
 
 @pytest.mark.timeout(300 + 60 * MINUTES)
