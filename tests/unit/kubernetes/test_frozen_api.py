@@ -131,3 +131,11 @@ async def test_a_master_whose_standby_does_not_vouch_for_it_is_silent(
         answers.clear()
         with pytest.raises(TimeoutError):
             await silences(acting, 2 * PACE.stale)
+
+
+async def test_a_master_that_restarts_in_its_pod_follows_its_earlier_process_at_once() -> None:
+    async with two_masters() as (acting, _, _):
+        restarted = election("a", "b", acting._api, acting._ask)
+        await restarted.open()
+        assert await restarted.take()
+        assert restarted.term == acting.term + 1
