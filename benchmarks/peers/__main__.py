@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import environments
 from benchmarks.peers import faults
 from benchmarks.peers.job import BATCH
-from benchmarks.peers.running import HERE, PEERS, PLAIN, Running, Step, kill
+from benchmarks.peers.running import ALL, HERE, OPTIONS, PEERS, Running, Step, kill
 from benchmarks.recorder import Recorder
 from benchmarks.report import say, spread
 
@@ -38,7 +38,7 @@ AGAIN = 5  # steps of each of the others after which they have gone on
 
 def measured(name: str, work: Path, workers: int, only_steps: bool, **variables: str) -> dict[str, Any]:
     """One round of a peer: its plain step, its step, a kill, a join and a SIGSTOP."""
-    peer = PEERS[name]
+    peer = ALL[name]
     found: dict[str, Any] = {}
     with Running(peer.plain, work, workers, **variables) as job:
         found["plain step ms"] = steady(job)
@@ -219,7 +219,7 @@ def table(found: dict[str, list[dict[str, Any]]], only_steps: bool) -> str:
     head = ["peer", *columns, "lines"]
     rows = [head, ["---"] * len(head)]
     for name, rounds in found.items():
-        peer = PEERS[name]
+        peer = ALL[name]
         cells = [cell(rounds) for _, cell in columns.values()]
         rows.append([name, *cells, str(lines(HERE / peer.script))])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -229,7 +229,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench peers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="NAME")
+    names = [*PEERS, *OPTIONS]
+    parser.add_argument("--only", nargs="+", choices=names, default=list(PEERS), metavar="NAME")
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--width", type=int, default=955, help="of the two layers; 4960: 25 million weights")
     parser.add_argument("--steps", action="store_true", help="only a step beside the plain one, no faults")
@@ -243,8 +244,8 @@ def main() -> int:
     recorder = Recorder(args.record)
     rounds = 1 if args.quick else args.rounds
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in args.only}
-    settings = {name: PEERS[name].settings for name in args.only}
-    used = [peer for name in args.only for peer in (PEERS[name], PLAIN[PEERS[name].plain])]
+    settings = {name: ALL[name].settings for name in args.only}
+    used = [peer for name in args.only for peer in (ALL[name], ALL[ALL[name].plain])]
     packages: dict[str, set[str]] = {}
     for peer in used:
         packages.setdefault(peer.environment, set()).update(peer.packages)

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -136,6 +136,17 @@ PLAIN = {
     ),
 }
 
+# A job of edl beside the same one with an option: only if it is named.
+OPTIONS = {
+    "deterministic edl.join": replace(
+        PEERS["edl.join"],
+        command=(*EDL_RUN, "--deterministic", "--script"),
+        plain="edl.join",
+        settings="8 blocks of 24 records a step",
+    )
+}
+ALL = PEERS | PLAIN | OPTIONS
+
 
 @dataclass(frozen=True)
 class Step:
@@ -158,7 +169,7 @@ class Running:
     """
 
     def __init__(self, name: str, directory: Path, workers: int, **variables: str):
-        self.name, self.peer = name, (PEERS | PLAIN)[name]
+        self.name, self.peer = name, ALL[name]
         self.workers = workers
         self.folder = directory / f"{self.peer.script.removesuffix('.py')}-{time.monotonic_ns()}"
         self.folder.mkdir(parents=True)
