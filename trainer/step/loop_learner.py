@@ -343,9 +343,13 @@ class LoopLearner:
     def _length(self) -> int:
         return self._after_metrics + len(self._state.names) * WORDS + 1 + control.LENGTH
 
+    def _room(self) -> np.ndarray:
+        """Memory for the summands of a turn."""
+        return self._memory.take(self._length, self._gradients.dtype)
+
     def _filled(self, given: Given | None, count: int, told: np.ndarray) -> np.ndarray:
         """Write the contribution of these records, and complete its control vector."""
-        to = self._memory.take(self._length, self._gradients.dtype)
+        to = self._room()
         if given is None or not count:
             to[:] = 0.0
         else:
