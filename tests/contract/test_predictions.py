@@ -57,23 +57,28 @@ def test_each_record_is_there_once_after_a_lost_writer_and_a_second_job(place: P
     assert np.concatenate([part["output"] for part in loaded]).tolist() == [2 * n for n in range(RECORDS)]
 
 
-def test_a_place_that_is_away_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["write", "rename", "sizes", "open", "remove"])
+def test_a_place_that_is_away_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     monkeypatch.setattr("edl.trainer.runtime.retry.FIRST_PAUSE", 0.01)
-    tries: list[str] = []
-    again = partial(tried_again, seconds=30.0, tell=tries.append)
+    told: list[str] = []
+    again = partial(tried_again, seconds=30.0, tell=told.append)
     files = PredictionFiles(str(tmp_path), FORMATS["npz"], RECORDS, PART, again)
-    there = files._place.write
+    there, tries = getattr(files._place, call), list[Any]()
 
-    def away(directory: str, name: str, pieces: Any) -> None:
-        tries.append(name)
-        if len(tries) < 4:
+    def away(*arguments: Any) -> Any:
+        tries.append(arguments)
+        if len(tries) < 3:
             raise StoreUnavailable("away")
-        there(directory, name, pieces)
+        return there(*arguments)
 
-    monkeypatch.setattr(files._place, "write", away)
-    write(files, 0)
-    assert tries[1] == "away; it is tried again for 30 s" and len(tries) == 4
-    assert [path.name for path in tmp_path.iterdir()] == [files.name(0)]
+    monkeypatch.setattr(files._place, call, away)
+    assert files.begin(BOOK) == 0
+    for part in range(files.parts):
+        write(files, part)
+    files.end()
+    assert told == ["away; it is tried again for 30 s"] and len(tries) >= 3
+    assert json.loads((tmp_path / "predictions.json").read_text())["complete"]
+    assert len([*tmp_path.glob("part-*")]) == files.parts and not [*tmp_path.glob(".*")]
 
 
 def test_an_address_without_a_folder_is_refused() -> None:

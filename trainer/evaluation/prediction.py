@@ -21,7 +21,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from edl.errors import ConfigError, DataError, EdlError
 from edl.trainer.agreement.metric_values import Value
 from edl.trainer.records.batches import Batch, ParallelSource, Source, Wait, nothing, patiently
 
+T = TypeVar("T")
 BOOK = "predictions.json"
 ON_MASTER = "master://predictions"  # in the folder of the run
 WHOLE = StepSlice.even(0, 1)  # of the records of a part: one rank has all of them
@@ -115,7 +116,7 @@ class PredictionFiles:
         form: Format,
         records: int,
         part_records: int,
-        again: Callable[[Callable[[], None]], None] = lambda act: act(),
+        again: Callable[[Callable[[], Any]], Any] = lambda act: act(),
     ):
         self._url, self._form = url, form
         whole = url.rstrip("/") if "://" in url else str(Path(url).resolve())
@@ -150,19 +151,29 @@ class PredictionFiles:
 
     def _replace(self, name: str, data: bytes) -> None:
         def act() -> None:
-            with troubles(self._place, "write the predictions"):
-                replace(self._place, self._directory, name, iter([memoryview(data)]))
+            replace(self._place, self._directory, name, iter([memoryview(data)]))
 
-        self._again(act)
+        self._reach("write the predictions", act)
 
     def _names(self) -> set[str]:
-        with troubles(self._place, "list the predictions"):
-            return set(self._place.sizes(self._directory))
+        return set(self._reach("list the predictions", lambda: self._place.sizes(self._directory)))
 
     def _book(self) -> dict[str, Any]:
-        with troubles(self._place, "read the predictions"), self._place.open(self._directory, BOOK) as file:
-            found: dict[str, Any] = json.load(file)
-            return found
+        def act() -> Any:
+            with self._place.open(self._directory, BOOK) as file:
+                return json.load(file)
+
+        return dict(self._reach("read the predictions", act))
+
+    def _reach(self, doing: str, act: Callable[[], T]) -> T:
+        """Act on the place, again while it is away. Raises as `write` does."""
+
+        def tried() -> T:
+            with troubles(self._place, doing):
+                return act()
+
+        found: T = self._again(tried)
+        return found
 
     def begin(self, book: Book) -> int:
         """Return the first missing part.
@@ -197,8 +208,7 @@ class PredictionFiles:
         if others := sorted(found - expected):
             raise PredictionError(f"{self._url} holds other parts, too, e.g. {others[0]}")
         left = [name for name in names if name.endswith(UNFINISHED)]  # of lost workers
-        with troubles(self._place, "remove unfinished predictions"):
-            self._place.remove(self._directory, left)
+        self._reach("remove unfinished predictions", lambda: self._place.remove(self._directory, left))
         self._replace(BOOK, f"{json.dumps({**self._book(), 'complete': True})}\n".encode())
 
 

@@ -18,7 +18,7 @@ from edl.contract.layout import Layout, StepSlice
 from edl.contract.proto import edl_pb2 as pb
 from edl.data import Reader
 from edl.data.formats.image_files import classes_of
-from edl.errors import ConfigError, DataError, ModelError
+from edl.errors import CheckpointError, ConfigError, DataError, ModelError
 from edl.formatting import class_numbers
 from edl.trainer.agreement.ledger import Ledger
 from edl.trainer.checkpoint.source import saved_classes
@@ -336,7 +336,7 @@ def _end(session: Session, files: PredictionFiles | None, final_metrics: Mapping
     if files is not None:
         try:
             files.end()
-        except (PredictionError, OSError) as error:
+        except (PredictionError, CheckpointError) as error:
             failed.append(
                 pb.PartFailed(part="prediction", why=format_error(error), traceback=format_traceback(error))
             )

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from edl.trainer.evaluation.prediction import (
 )
 from edl.trainer.records.batches import Batch
 from edl.trainer.ring.local import InProcessGroup
+from edl.trainer.session.state import Session
+from edl.trainer.start import build_inference
 from tests.support.jobs.stories import Story, of, only
 from tests.support.jobs.workers import A, ring_of
 from tests.support.models.counting import AtOnce
@@ -145,6 +149,22 @@ def test_a_part_that_is_missing_or_foreign_is_named_at_the_end(tmp_path: Path) -
     (tmp_path / "part-9.npz").touch()
     with pytest.raises(PredictionError, match=r"holds other parts, too, e\.g\. part-9\.npz"):
         files.end()
+
+
+def test_a_store_that_refuses_at_the_end_fails_the_job_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_in(tmp_path)
+    files.begin(BOOK)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files._place, "sizes", refuse)
+    said: list[Any] = []
+    build_inference._end(Session(0, said.append, threading.Event()), files, None)
+    [failed] = said[-1].finished.failed
+    assert failed.part == "prediction" and "cannot list the predictions: Permission denied" in failed.why
 
 
 def test_parquet_keeps_the_shape_of_the_outputs(tmp_path: Path) -> None:
